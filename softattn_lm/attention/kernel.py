@@ -1,0 +1,60 @@
+"""A variant is a kernel q, k, v -> y, and every kernel is a matrix of weights applied to values: y = A(q, k) v."""
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from softattn_lm.attention.visibility import Visibility
+from softattn_lm.errors import UserError
+
+
+class AttentionKernel(nn.Module):
+    """y = A(q, k) v. `weights` defines A; `forward` computes y, perhaps without forming A.
+
+    A constructor that needs a shape (n_head, head_dim, d_model, context, layer) asks for it by name, and the model passes it.
+
+    grouped: True if `forward` takes (B, G, S, D) keys and values itself; otherwise the block repeats them to H heads.
+    """
+
+    grouped = False
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        if not 0.0 <= dropout < 1.0:
+            raise UserError(f"attention.dropout={dropout} is not a probability below 1; type attention.dropout=0.1, or 0 for none")
+        self.dropout = dropout
+
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        scale: float | Tensor,
+        visible: Visibility,
+        bias: Tensor | None = None,
+        features: Tensor | None = None,
+    ) -> Tensor:
+        """(B, H, T, D), (B, H, S, D) -> A of shape (B, H, T, S), without dropout.
+
+        scale: from the scale policy, a float or broadcastable to (B, H, T, 1). bias: (H, T, S), added to scores.
+        features: (B, H, S, E), what `features` made of the block's input.
+        """
+        raise NotImplementedError
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | Tensor,
+        visible: Visibility,
+        bias: Tensor | None = None,
+        features: Tensor | None = None,
+    ) -> Tensor:
+        """(B, H, T, D), (B, H, S, D), (B, H, S, D) -> y = A v of shape (B, H, T, D). Dropout on A while training."""
+        a = self.weights(q, k, scale=scale, visible=visible, bias=bias, features=features)
+        return F.dropout(a, self.dropout, self.training) @ v
+
+    def features(self, x: Tensor) -> Tensor | None:
+        """(B, T, C) -> (B, H, T, E), cached like keys, or None if this kernel reads q and k only."""
+        return None

@@ -1,0 +1,61 @@
+"""The same A as `formula`, computed by torch's fused scaled_dot_product_attention without keeping the (T, S) matrix.
+
+Dao et al. 2022, arXiv:2205.14135, is what runs underneath where the device has it.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from softattn_lm.attention.kernel import AttentionKernel
+from softattn_lm.attention.kernels.formula import softmax_weights
+from softattn_lm.attention.visibility import Visibility
+
+
+class SDPA(AttentionKernel):
+    """`is_causal` only for a plain triangle: with cached keys torch's flag would align it to the wrong corner."""
+
+    grouped = True
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(dropout)
+
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        *,
+        scale: float | Tensor,
+        visible: Visibility,
+        bias: Tensor | None = None,
+        features: Tensor | None = None,
+    ) -> Tensor:
+        return softmax_weights(q, k, scale, visible, bias)
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float | Tensor,
+        visible: Visibility,
+        bias: Tensor | None = None,
+        features: Tensor | None = None,
+    ) -> Tensor:
+        if isinstance(scale, Tensor):
+            q, scale = q * scale, 1.0
+        causal = visible.is_plain_causal and bias is None
+        mask = None if causal or visible.reads_all else visible.dense()  # (T, S)
+        if bias is not None:
+            mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)  # (H, T, S)
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=causal,
+            scale=scale,
+            dropout_p=self.dropout if self.training else 0.0,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )

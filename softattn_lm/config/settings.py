@@ -1,0 +1,112 @@
+"""The settings that go to no constructor: one dataclass per section of a command's yaml, and their schema.
+
+`config/check.py` reads the annotations from this file, as it reads those of a constructor. Standard library only.
+Built from a checked config:  TrainingSettings(**cfg["training"]).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
+
+Settings = TypeVar("Settings")
+
+
+def section(kind: type[Settings], cfg: Mapping[str, Any]) -> Settings:
+    """`kind` filled from the keys of `cfg` that it has; the others (groups and sections) are left out."""
+    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{key: value for key, value in cfg.items() if key in names})
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """Top level of configs/train.yaml. Exactly one of steps, tokens and epochs is a number."""
+
+    lr: float  # the one learning rate; every group of parameters is a multiple of it
+    seed: int = 0
+    name: str | None = None
+    runs: str = "runs"
+    steps: int | None = 1000
+    tokens: int | None = None
+    epochs: float | None = None
+    batch_size: int = 12  # sequences per optimizer step, over all devices and accumulation steps
+    resume: str | None = None
+    describe: bool = False
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Section `training`: how a step is made, and how often something else happens (in optimizer steps)."""
+
+    accumulate: int = 1
+    clip: float | None = 1.0  # largest norm of the whole gradient; null does not clip
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
+    val_every: int = 250
+    log_every: int = 10
+    sample_every: int = 0  # 0: at the end only
+    save_every: int = 0  # 0: with each validation
+    keep_steps: list[int] | Literal["log"] = field(default_factory=list)
+    num_workers: int = 0
+    nonfinite: Literal["stop", "skip"] = "stop"
+
+
+@dataclass(frozen=True)
+class TrainerSettings:
+    """Section `trainer`: on what the run executes. No result depends on it beyond rounding."""
+
+    accelerator: Literal["auto", "cpu", "gpu", "mps"] = "auto"
+    devices: int | Literal["auto"] = "auto"
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    num_nodes: int = 1
+
+
+@dataclass(frozen=True)
+class LoggerSettings:
+    """Section `logger`: where metrics go besides metrics.jsonl."""
+
+    name: Literal["csv", "wandb", "none"] = "csv"
+    project: str | None = None
+    group: str | None = None
+    entity: str | None = None
+    tags: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SampleSettings:
+    """configs/sample.yaml."""
+
+    runs: str = "runs"
+    checkpoint: str = "last"
+    file: str | None = None
+    max_new_tokens: int = 500
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    n: int = 1
+    seed: int = 0
+    cache: bool = True
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class EvaluateSettings:
+    """configs/evaluate.yaml."""
+
+    runs: str = "runs"
+    checkpoint: str = "last"
+    text: str | None = None
+    file: str | None = None
+    split: Literal["train", "validation", "test"] = "validation"
+    batch_size: int = 32
+    by_position: bool = False
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class PrepareSettings:
+    """Top level of configs/prepare_data.yaml."""
+
+    runs: str = "runs"

@@ -1,0 +1,130 @@
+"""Autoregressive sampling: exactly N new tokens, with a cache that does not grow, beyond the context as well.
+
+Where positions are absolute (a table), text beyond the context is encoded again from its last `context` tokens. Where
+they are relative, the cache rolls: every token keeps the keys it was given when it came, and reads the last `context`.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from softattn_lm.errors import UserError
+from softattn_lm.model.decoder import DecoderLM
+
+
+def choose(
+    logits: Tensor,
+    uniform: Tensor,
+    temperature: float,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+) -> Tensor:
+    """(N, V) logits and (N, V) uniform numbers in [0, 1) -> (N,) ids. temperature 0 takes the likeliest.
+
+    top_k keeps the k likeliest (ties with the k-th stay); top_p the fewest whose probability reaches p (Holtzman et al.
+    2019, arXiv:1904.09751); min_p those with at least p times the likeliest one's (Nguyen et al. 2024, arXiv:2407.01082).
+    """
+    if temperature == 0:
+        return logits.argmax(-1)
+    logits = logits.double() / temperature
+    hidden = torch.zeros_like(logits, dtype=torch.bool)
+    if top_k is not None:
+        kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
+        hidden |= logits < kth
+    if top_p is not None:
+        ordered, order = logits.masked_fill(hidden, -torch.inf).sort(descending=True, stable=True)
+        p = ordered.softmax(-1)
+        hidden |= torch.zeros_like(hidden).scatter(-1, order, p.cumsum(-1) - p >= top_p)
+    if min_p is not None:
+        p = logits.masked_fill(hidden, -torch.inf).softmax(-1)
+        hidden |= p < min_p * p.amax(-1, keepdim=True)
+    # The largest of logit + Gumbel noise is a draw from the softmax; one row of noise per sample keeps samples apart.
+    gumbel = -torch.log(-torch.log(uniform.clamp_min(1e-300)))
+    return (logits + gumbel).masked_fill(hidden, -torch.inf).argmax(-1)
+
+
+def check_sampling(
+    max_new_tokens: int, temperature: float, top_k: int | None, top_p: float | None, min_p: float | None, n: int
+) -> None:
+    """Raises UserError naming the setting that makes no sense."""
+    if max_new_tokens < 1:
+        raise UserError(f"max_new_tokens={max_new_tokens} writes nothing; type max_new_tokens=1 or more")
+    if n < 1:
+        raise UserError(f"n={n} is no number of samples; type n=1 or more")
+    if not temperature >= 0:
+        raise UserError(f"temperature={temperature} must be 0 (the likeliest token) or more, such as temperature=0.8")
+    if top_k is not None and top_k < 1:
+        raise UserError(f"top_k={top_k} keeps no token; type top_k=1 or more, or top_k=null for all")
+    for name, p in (("top_p", top_p), ("min_p", min_p)):
+        if p is not None and not 0 < p <= 1:
+            raise UserError(f"{name}={p} is a probability; type a number above 0 and up to 1, or {name}=null")
+
+
+@torch.inference_mode()
+def generate(
+    model: DecoderLM,
+    ids: list[int],
+    *,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    seed: int = 0,
+    use_cache: bool = True,
+    n: int = 1,
+) -> Iterator[list[int]]:
+    """Continue `ids` n times; yields the n new ids of each step. Sample i depends on (seed, i) and not on n.
+
+    use_cache=False computes the same by running the model over the text again at every step.
+    The model is in eval mode while this runs and gets its mode back. Raises UserError for an empty prompt.
+    """
+    check_sampling(max_new_tokens, temperature, top_k, top_p, min_p, n)
+    if not ids:
+        raise UserError("the prompt is empty; give at least one token, for example a line break")
+    device = model.embed.weight.device
+    noise = [torch.Generator().manual_seed(seed * 1_000_003 + i) for i in range(n)]
+    text = torch.tensor([ids] * n, device=device)  # (N, T)
+    was_training = model.training
+    model.eval()
+    try:
+        step = _Stepper(model, use_cache)
+        fresh = text
+        for _ in range(max_new_tokens):
+            logits = step(fresh)  # (N, V)
+            uniform = torch.stack([torch.rand(model.vocab_size, generator=g, dtype=torch.float64) for g in noise])
+            chosen = choose(logits, uniform.to(device), temperature, top_k, top_p, min_p)
+            fresh = chosen[:, None]
+            yield chosen.tolist()
+    finally:
+        model.train(was_training)
+
+
+class _Stepper:
+    """Takes new tokens (N, T) and answers with the logits (N, V) of the next one. Keeps the text no longer than needed."""
+
+    def __init__(self, model: DecoderLM, use_cache: bool) -> None:
+        self.model, self.absolute = model, model.position.absolute
+        self.cache = model.new_cache() if use_cache else None
+        self.text: Tensor | None = None
+        self.length = 0
+
+    def __call__(self, fresh: Tensor) -> Tensor:
+        model, context = self.model, self.model.context
+        self.length += fresh.shape[1]
+        # Absolute positions: what is read is the last context; relative ones: whatever can still influence a logit.
+        keep = context if self.absolute else model.receptive_field
+        text = fresh if self.text is None else torch.cat((self.text, fresh), dim=1)
+        if self.absolute and self.length > context:
+            self.cache = None
+        if self.cache is None or self.absolute:
+            self.text = text[:, -keep:]
+        if self.cache is None:
+            assert self.text is not None
+            start = 0 if self.absolute else self.length - self.text.shape[1]
+            return model(self.text, start=start)[:, -1]
+        for chunk in fresh.split(context, dim=1):
+            logits = model(chunk, self.cache)
+        return logits[:, -1]

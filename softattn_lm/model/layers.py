@@ -1,0 +1,86 @@
+"""The parts around attention: norms, multi-layer perceptrons, the one-token look-back and value embeddings."""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from softattn_lm.attention.cache import KVCache
+
+NormKind = Literal["layer", "rms"]
+MLPKind = Literal["gelu", "gelu_tanh", "relu2", "swiglu", "none"]
+
+
+def make_norm(kind: NormKind, width: int, gain: bool, bias: bool) -> nn.Module:
+    """`layer`: Ba et al. 2016, arXiv:1607.06450. `rms`: Zhang and Sennrich 2019, arXiv:1910.07467 (it has no bias)."""
+    if kind == "layer":
+        # torch offers a bias only together with a gain.
+        return nn.LayerNorm(width, elementwise_affine=gain, bias=bias and gain)
+    return nn.RMSNorm(width, elementwise_affine=gain)
+
+
+class MLP(nn.Module):
+    """(B, T, C) -> (B, T, C): down(act(up x)), or for SwiGLU down(silu(gate x) · up x).
+
+    `gelu` is exact, `gelu_tanh` GPT-2's approximation (Hendrycks and Gimpel 2016, arXiv:1606.08415); `relu2` is ReLU
+    squared (So et al. 2021, arXiv:2109.08668); `swiglu` is Shazeer 2020, arXiv:2002.05202.
+    """
+
+    def __init__(self, kind: MLPKind, d_model: int, width: int, bias: bool) -> None:
+        super().__init__()
+        self.kind = kind
+        self.up = nn.Linear(d_model, width, bias=bias)
+        self.gate = nn.Linear(d_model, width, bias=bias) if kind == "swiglu" else None
+        self.down = nn.Linear(width, d_model, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x)  # (B, T, width)
+        if self.gate is not None:
+            h = F.silu(self.gate(x)) * h
+        elif self.kind == "relu2":
+            h = F.relu(h).square()
+        else:
+            h = F.gelu(h, approximate="tanh" if self.kind == "gelu_tanh" else "none")
+        return self.down(h)
+
+
+def default_width(kind: MLPKind, d_model: int) -> int:
+    """4·C, or 8/3·C for the three matrices of SwiGLU, so that both have 8·C² parameters (rounded up to a multiple of 8)."""
+    return 4 * d_model if kind != "swiglu" else 8 * math.ceil(d_model / 3)
+
+
+class Smear(nn.Module):
+    """x_t + g ⊙ x_{t−1}: every token also carries its predecessor, which an induction head needs; g starts at 0.
+
+    (B, T, C) -> (B, T, C). The first token has no predecessor.
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.zeros(d_model))
+
+    def forward(self, x: Tensor, cache: KVCache | None) -> Tensor:
+        before = None if cache is None else cache.fixed.get("smear")
+        if cache is not None:
+            cache.fixed["smear"] = x[:, -1:].clone()
+        before = torch.zeros_like(x[:, :1]) if before is None else before
+        return x + self.gain * torch.cat((before, x[:, :-1]), dim=1)
+
+
+class ValueEmbedding(nn.Module):
+    """v + g_h · E[token], a table of values of its own: what a token is, whatever the layers before made of it.
+
+    After Zhou et al. 2024, arXiv:2410.17897, with a table in place of the first layer's values.
+    """
+
+    def __init__(self, vocab_size: int, n_kv_head: int, head_dim: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, n_kv_head * head_dim)
+        self.gain = nn.Parameter(torch.ones(n_kv_head))
+
+    def forward(self, idx: Tensor) -> Tensor:
+        """(B, T) -> (B, G, T, D)."""
+        values = self.table(idx).unflatten(-1, (len(self.gain), -1)).transpose(1, 2)
+        return self.gain[:, None, None] * values
