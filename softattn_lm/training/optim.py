@@ -10,7 +10,7 @@ multiplies all groups alike. AdamW is Loshchilov & Hutter 2019, arXiv:1711.05101
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -19,17 +19,11 @@ from torch.optim.adamw import adamw
 from softattn_lm.errors import UserError
 from softattn_lm.training.muon import muon_dtype, orthogonal_updates
 
-
-class Role(Protocol):
-    """What the model says about one parameter: `softattn_lm.model` returns such a list, each parameter exactly once."""
-
-    name: str
-    parameter: nn.Parameter
-    role: str                   # "hidden", "embedding", "head" or "vector"
-    rows: tuple[int, ...]       # row counts of the parts of a fused matrix
+if TYPE_CHECKING:
+    from softattn_lm.model.decoder import ParameterRole
 
 
-def _checked(roles: Sequence[Role], numbers: dict[str, float]) -> None:
+def _checked(roles: Sequence[ParameterRole], numbers: dict[str, float]) -> None:
     """Numbers are a person's, the list of parameters is ours."""
     for name, value in numbers.items():
         if not value >= 0.0:
@@ -47,7 +41,7 @@ class AdamW(torch.optim.AdamW):
     """AdamW in which only matrices decay. `lr` in steps of the parameter's own unit; `weight_decay` per step, times lr."""
 
     def __init__(
-        self, roles: Sequence[Role], *, lr: float, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-8,
+        self, roles: Sequence[ParameterRole], *, lr: float, beta1: float = 0.9, beta2: float = 0.99, eps: float = 1e-8,
         weight_decay: float = 0.1,
     ) -> None:
         _checked(roles, {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps, "weight_decay": weight_decay})
@@ -74,7 +68,7 @@ class MuonAdamW(torch.optim.Optimizer):
     """
 
     def __init__(
-        self, roles: Sequence[Role], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.0,
+        self, roles: Sequence[ParameterRole], *, lr: float, momentum: float = 0.95, weight_decay: float = 0.0,
         embedding: float = 5.0, head: float = 0.25, vector: float = 0.5, beta1: float = 0.8, beta2: float = 0.95,
         eps: float = 1e-10, adam_weight_decay: float = 0.0, compute: Literal["auto", "bfloat16", "float32"] = "auto",
     ) -> None:

@@ -1,0 +1,6 @@
+"""softattn evaluate: `python scripts/evaluate.py --help`."""
+
+from softattn_lm.cli import main
+
+if __name__ == "__main__":
+    main("evaluate")

@@ -1,0 +1,6 @@
+"""softattn sample: `python scripts/sample.py --help`."""
+
+from softattn_lm.cli import main
+
+if __name__ == "__main__":
+    main("sample")

@@ -1,0 +1,6 @@
+"""softattn train: `python scripts/train.py --help`."""
+
+from softattn_lm.cli import main
+
+if __name__ == "__main__":
+    main("train")

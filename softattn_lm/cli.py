@@ -1,0 +1,93 @@
+"""The command line: `softattn train ...`, `python -m softattn_lm train ...` and `python scripts/train.py ...` are one.
+
+Exit status: 0 done, 1 a job of a sweep failed, 2 a person's fault (one line on stderr), 70 ours (traceback),
+130 interrupted. This is the only place that catches every exception.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from importlib import import_module
+from typing import Any, NoReturn
+
+from softattn_lm import __version__
+from softattn_lm.commands import COMMANDS
+from softattn_lm.config.argv import Arguments, Command, sort
+from softattn_lm.config.faults import one_line
+from softattn_lm.config.nearest import meant
+from softattn_lm.config.raw import decode
+from softattn_lm.config.tree import command_groups, commented_keys, config_folder
+from softattn_lm.errors import UserError
+
+
+def main(command: str | None = None, argv: list[str] | None = None) -> NoReturn:
+    """Runs a command and exits. Without `command`, the first word of `argv` (by default sys.argv[1:]) names it."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        _dispatch(command, arguments)
+        sys.stdout.flush()
+    except UserError as error:
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of a pipe (`| head`) has gone. Python would complain again when it flushes stdout at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(70)
+    sys.exit(0)
+
+
+def _dispatch(name: str | None, argv: list[str]) -> None:
+    folder = config_folder()
+    if name is None:
+        if not argv or argv[0] in ("-h", "--help"):
+            from softattn_lm.config.help import overview
+
+            print(overview(folder, COMMANDS))
+            return
+        if argv[0] == "--version":
+            print(__version__)
+            return
+        name, argv = argv[0], argv[1:]
+    if name not in COMMANDS:
+        raise UserError(f"no command {name}{meant(name, COMMANDS) or '; there are ' + ', '.join(COMMANDS)}")
+    command = COMMANDS[name]
+    known = {*(key for key, _, _ in commented_keys(folder / f"{name}.yaml")), *command_groups(folder, name)}
+    arguments = sort(command, argv, known)
+    if arguments.help:
+        from softattn_lm.config.help import command_help
+
+        print(command_help(folder, command, arguments.overrides))
+    elif arguments.multirun:
+        from softattn_lm.commands.sweep import sweep
+
+        sweep(command, arguments.overrides)
+    else:
+        _run(command, arguments)
+
+
+def _run(command: Command, arguments: Arguments) -> None:
+    cfg = _config(command, arguments)
+    module: Any = import_module(f"softattn_lm.commands.{command.name}")
+    if command.name == "train":
+        module.run(cfg, arguments.words, [decode(word) for word in arguments.overrides])
+    else:
+        module.run(cfg, arguments.words)
+
+
+def _config(command: Command, arguments: Arguments) -> dict[str, Any]:
+    from softattn_lm.config.check import check
+    from softattn_lm.config.compose import compose
+
+    if arguments.job is None:
+        return check(compose(command.name, arguments.overrides, config_folder()), command.settings)
+    from softattn_lm.commands.sweep import read_job
+
+    return check(read_job(arguments.job), command.settings)

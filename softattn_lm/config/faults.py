@@ -1,0 +1,121 @@
+"""What a person did wrong when Hydra refuses a command line: one line with the nearest valid name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from softattn_lm.config.nearest import meant, nearest
+from softattn_lm.config.raw import decode
+from softattn_lm.config.tree import choices, command_groups
+from softattn_lm.errors import UserError
+
+
+def explain(error: Exception, command: str, overrides: Sequence[str], folder: Path) -> UserError:
+    """The UserError for the first override that is at fault; Hydra's own message in one line if none is."""
+    parsed = []
+    for word in overrides:
+        fault, override = _parse(word)
+        if fault:
+            return fault
+        parsed.append((decode(word), override))
+    groups = command_groups(folder, command)
+    for word, override in parsed:
+        fault = _wrong_choice(word, override, groups, folder)
+        if fault:
+            return fault
+    known = known_keys(command, [o for o, (_, p) in zip(overrides, parsed, strict=True) if p.key_or_group in groups], folder)
+    for word, override in parsed:
+        fault = _unknown_key(word, override, groups, known, folder)
+        if fault:
+            return fault
+    return UserError(one_line(decode(str(error))))
+
+
+def missing_value(error: Any, overrides: Sequence[str]) -> UserError:
+    key = error.full_key or "a setting"
+    group = key.partition(".")[0]
+    chosen = next((decode(o) for o in overrides if o.startswith(group + "=")), "this choice")
+    return UserError(f"{key} has no value: {chosen} needs {key}=...")
+
+
+def one_line(text: str) -> str:
+    return "; ".join(line.strip() for line in text.splitlines() if line.strip())
+
+
+def known_keys(command: str, group_choices: Sequence[str], folder: Path) -> list[str]:
+    """Every dotted key of the command's config once its groups are chosen."""
+    from hydra import compose, initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    with initialize_config_dir(str(folder), version_base="1.3"):
+        for chosen in (list(group_choices), []):
+            try:
+                return list(_flat(OmegaConf.to_container(compose(command, chosen), resolve=False)))
+            except HydraException:
+                continue  # choices that cannot be composed together: the keys of the defaults are the next best
+    return []
+
+
+def _flat(value: Any, path: str = "") -> Collection[str]:
+    if not isinstance(value, dict):
+        return [path]
+    inner = [name for key, item in value.items() for name in _flat(item, f"{path}.{key}" if path else str(key))]
+    return [path, *inner] if path else inner
+
+
+def _parse(word: str) -> tuple[UserError | None, Any]:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return None, OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        key, _, value = decode(word).partition("=")
+        reason = one_line(str(error)).partition("; See https")[0]
+        quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+        hint = f"""; a value with blanks, commas, brackets or quotes goes in quotes of its own: "{key}='{quoted}'\""""
+        return UserError(f"cannot read {decode(word)!r}: {reason}{hint}"), None
+
+
+def _wrong_choice(word: str, override: Any, groups: Sequence[str], folder: Path) -> UserError | None:
+    """`attention=spda`, `attention=sdpa,formula` without -m, `attentoin=sdpa`, `attention.sdpa`, `model.size=small`."""
+    key, value = override.key_or_group, decode(word).partition("=")[2]
+    if override.is_delete():
+        return None
+    if key in groups:
+        there = choices(folder, key)
+        for choice in list(override.sweep_string_iterator()) if override.is_discrete_sweep() else [value.strip("'\"")]:
+            if choice not in there and choice != "null":
+                return UserError(f"{key}={choice}: no such choice; {key} is one of {', '.join(there)}{meant(choice, there)}")
+        return None
+    if key.replace(".", "/") in groups:
+        slashed = key.replace(".", "/")
+        return UserError(f"{word}: a choice from a group is written with a slash: {slashed}={value}")
+    group, _, rest = key.rpartition(".")
+    if group.replace(".", "/") in groups and rest in choices(folder, group.replace(".", "/")):
+        slashed = group.replace(".", "/")
+        return UserError(f"{word}: {rest} is a choice of the group {slashed}; type {slashed}={rest}")
+    if "/" in key:
+        return UserError(f"{word}: no group {key}{meant(key, groups) or '; groups are ' + ', '.join(groups)}")
+    return None
+
+
+def _unknown_key(
+    word: str, override: Any, groups: Sequence[str], known: Sequence[str], folder: Path
+) -> UserError | None:
+    key = override.key_or_group
+    if key.startswith("hydra"):
+        return UserError(f"{word}: hydra's own settings have a meaning in sweeps only; add -m")
+    if override.is_sweep_override() and (key in known or key in groups):
+        return UserError(f"{word} gives several values: add -m to sweep over them, or put the value in quotes")
+    if key in known or key in groups or override.is_add() or override.is_force_add():
+        return None
+    candidates = [*groups, *known]
+    close = nearest(key, candidates)
+    if close is None and (folder / key.partition(".")[0]).is_dir():
+        inside = [name for name in known if name.startswith(key.partition(".")[0] + ".")]
+        return UserError(f"unknown setting {key}; there are {', '.join(inside)}")
+    return UserError(f"unknown setting {key}{f'; did you mean {close}?' if close else '; see --help for the settings'}")

@@ -1,0 +1,232 @@
+"""Run folders: how they are named, found, described and continued. Standard library and yaml only, so that a wrong name
+is answered before torch is imported.
+
+    runs/20260131-142530-3fa9c1/          or runs/<name>
+        config.yaml      the resolved settings, plain
+        versions.json    python, packages, commit
+        status.json      {"state": "running" | "finished" | "failed" | "interrupted", "step", "steps", "error"}
+        metrics.jsonl    one row per optimizer step and per validation
+        samples.txt  summary.json  checkpoints/{last,best,step-00001000}.ckpt
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import json
+import os
+import platform
+import secrets
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from softattn_lm import __version__
+from softattn_lm.errors import UserError
+
+State = Literal["running", "finished", "failed", "interrupted"]
+
+# What a continued run may change: how long it goes on, where it runs and what is written down; nothing that was learned with.
+RESUMABLE = (
+    "steps", "tokens", "epochs", "logger", "trainer", "training.val_every", "training.log_every", "training.sample_every",
+    "training.save_every", "training.keep_steps", "training.num_workers",
+)
+_BUDGETS = ("steps", "tokens", "epochs")
+
+
+def new_run(root: str | Path, name: str | None, config: dict[str, Any]) -> Path:
+    """Make a run folder of its own below `root`, holding config.yaml and versions.json, and return it.
+
+    Without a name the folder is called after the time and six random hex digits. The folder is made exclusively: of two
+    runs that ask for the same name at the same moment one gets it. Raises UserError for a name that is taken or no name.
+    """
+    root = Path(root).expanduser()
+    root.mkdir(parents=True, exist_ok=True)
+    if name is not None:
+        folder = root / _valid_name(name)
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            raise UserError(
+                f"name={name} is taken: {folder} exists; continue it with resume={name}, or type another name"
+            ) from None
+    else:
+        while True:
+            folder = root / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+            try:
+                folder.mkdir()
+                break
+            except FileExistsError:
+                continue
+    write_config(folder, config)
+    write_json(folder / "versions.json", versions())
+    return folder
+
+
+def _valid_name(name: str) -> str:
+    """A folder name that needs no quoting anywhere. `=` would read as an override on the command line."""
+    bad = sorted({c for c in name if not (c.isalnum() or c in "._-")})
+    if not name or bad or name.startswith((".", "-")) or name == "cache":
+        said = f"contains {' '.join(repr(c) for c in bad)}" if bad else "is empty, reserved or begins with . or -"
+        raise UserError(f"name={name} {said}; use letters, digits, dots, dashes and underscores, such as name=sdpa-seed0")
+    return name
+
+
+def find_run(text: str | None, root: str | Path) -> Path:
+    """The run a person means: a path, a name below `root`, or the beginning of exactly one name. None is the newest run.
+
+    Raises UserError with the nearest name when there is no such run, or with the candidates when there are several.
+    """
+    root = Path(root).expanduser()
+    folders = sorted(p.parent for p in root.glob("*/config.yaml")) if root.is_dir() else []
+    if text is None:
+        if not folders:
+            raise UserError(f"there is no run below {root} yet; train one with: python scripts/train.py")
+        return max(folders, key=lambda folder: ((folder / "config.yaml").stat().st_mtime_ns, folder.name))
+    given = Path(text).expanduser()
+    for folder in (given, root / text):
+        if (folder / "config.yaml").is_file():
+            return folder
+    if given.suffix == ".ckpt" and given.is_file():
+        raise UserError(f"{text} is a checkpoint; type the run's folder: {given.parent.parent}")
+    beginning = [folder for folder in folders if text and folder.name.startswith(text)]
+    if len(beginning) == 1:
+        return beginning[0]
+    if beginning:
+        names = ", ".join(folder.name for folder in beginning[:6])
+        raise UserError(f"run {text!r} could be any of {len(beginning)}: {names}; type more of the name")
+    near = difflib.get_close_matches(text, [folder.name for folder in folders], n=1, cutoff=0.4)
+    if near:
+        hint = f"did you mean {near[0]}?"
+    else:
+        hint = f"the newest is {find_run(None, root).name}" if folders else "there are none yet: python scripts/train.py"
+    raise UserError(f"no run {text!r} below {root}; {hint}")
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The saved, resolved settings. Raises UserError when the file is missing or is not a mapping."""
+    path = folder / "config.yaml"
+    try:
+        with path.open(encoding="utf-8") as file:
+            config = yaml.safe_load(file)
+    except FileNotFoundError:
+        raise UserError(f"{folder} is no run folder: it has no config.yaml") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as yaml: {' '.join(str(error).split())}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} should hold a mapping of settings, and holds {type(config).__name__}")
+    return config
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    replace_text(folder / "config.yaml", yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+
+
+def resumed_config(saved: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """The settings a continued run goes on with: the saved ones, and `changes` (dotted key -> value) where they are allowed.
+
+    A change to the value that is already there is no change. A new budget replaces the old one, in whatever unit.
+    Raises UserError naming the first setting that may not change.
+    """
+    config = json.loads(json.dumps(saved))
+    for key, value in changes.items():
+        if key in ("resume", "runs", "describe"):
+            continue
+        if any(key == allowed or key.startswith(f"{allowed}.") for allowed in RESUMABLE):
+            continue
+        if _get(saved, key) != value:
+            had = "" if isinstance(value, dict) else f" (the run has {_get(saved, key)}, you typed {value})"
+            raise UserError(
+                f"{key} cannot change when a run is continued{had}; allowed are {', '.join(RESUMABLE)}; start a new run instead"
+            )
+    if any(changes.get(key) is not None for key in _BUDGETS):
+        for key in _BUDGETS:
+            config[key] = changes.get(key)
+    for key, value in changes.items():
+        allowed = any(key == a or key.startswith(f"{a}.") for a in RESUMABLE)
+        if allowed and key not in _BUDGETS:
+            _put(config, key, value)
+    return config
+
+
+def _get(config: dict[str, Any], key: str) -> Any:
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
+
+
+def _put(config: dict[str, Any], key: str, value: Any) -> None:
+    *path, last = key.split(".")
+    for part in path:
+        config = config.setdefault(part, {})
+    config[last] = value
+
+
+def write_status(folder: Path, state: State, *, step: int, steps: int, error: str | None = None) -> None:
+    """`step` of `steps` optimizer steps are done; `error` is one line."""
+    write_json(folder / "status.json", {"state": state, "step": step, "steps": steps, "error": error})
+
+
+def read_status(folder: Path) -> dict[str, Any]:
+    """{} when the run never came to write one."""
+    path = folder / "status.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl. A last line without its line break, left by a killed process, is dropped."""
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def cut_metrics(folder: Path, step: int) -> None:
+    """Drop the rows past `step`: what a run did after the checkpoint it is continued from, it is going to do again."""
+    rows = [row for row in read_metrics(folder) if row["step"] <= step]
+    replace_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def versions() -> dict[str, Any]:
+    """What this run was computed with; a package that is not installed is left out."""
+    found: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform(), "softattn_lm": __version__}
+    for package in ("torch", "lightning", "hydra-core", "numpy", "datasets", "tokenizers"):
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    commit = _git_commit()
+    if commit is not None:
+        found["commit"] = commit
+    return found
+
+
+def _git_commit() -> str | None:
+    """The commit of the checkout this package lies in, with "+changes" when files differ from it; None outside one."""
+    here = Path(__file__).resolve().parent.parent
+    if not (here / ".git").exists():
+        return None
+    try:
+        said = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+changes"],
+            capture_output=True, text=True, timeout=10, check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return said.stdout.strip() or None
+
+
+def write_json(path: Path, value: Any) -> None:
+    replace_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a small file so that a reader, or a crash, sees the old one or the new one and never half of it."""
+    waiting = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    waiting.write_text(text, encoding="utf-8")
+    os.replace(waiting, path)

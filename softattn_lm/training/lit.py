@@ -1,0 +1,154 @@
+"""The training step: cross entropy on the next token, one optimizer, a schedule read per optimizer step.
+
+Nothing here depends on how the run is executed: dropout is seeded from (seed, micro-batch, rank) before each micro-batch and
+the schedule is a function of the step, so neither has a state that an interrupted run could lose.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.optim import Optimizer
+
+from softattn_lm.evaluation.likelihood import Likelihood, LikelihoodResult
+from softattn_lm.training.schedule import Schedule
+
+if TYPE_CHECKING:
+    from softattn_lm.model.decoder import DecoderLM, ParameterRole
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One optimizer step. Tensors stay on the device, so that reading them waits for nothing until they are written.
+
+    loss: mean over this rank's micro-batches, nats per token, before the update. grad_norm: of the whole gradient, before
+    clipping. lr: the rate of the first group, which the others are multiples of.
+    """
+
+    step: int           # steps done, this one included
+    loss: Tensor
+    grad_norm: Tensor
+    lr: float
+
+
+@dataclass(frozen=True)
+class ValidationSet:
+    """`bytes_per_token` of its whole text; None where there is no text behind the tokens."""
+
+    name: str
+    bytes_per_token: float | None
+
+
+def dropout_seed(seed: int, micro_batch: int, rank: int) -> int:
+    """63 bits that differ for neighbouring arguments in no simple way."""
+    digest = hashlib.blake2b(f"dropout {seed} {micro_batch} {rank}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class LitGPT(LightningModule):
+    """Trains `model`; `last_step` and `validation` hold the latest results for the callbacks to write down."""
+
+    def __init__(
+        self, model: DecoderLM, *, optimizer: Callable[[list[ParameterRole]], Optimizer], schedule: Schedule, steps: int,
+        accumulate: int, seed: int, validation_sets: list[ValidationSet], compiled: bool = False,
+        nonfinite: Literal["stop", "skip"] = "stop",
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.make_optimizer, self.schedule = optimizer, schedule
+        self.steps, self.accumulate, self.seed, self.nonfinite = steps, accumulate, seed, nonfinite
+        self.validation_sets = validation_sets
+        self.last_step: StepResult | None = None
+        self.validation: dict[str, LikelihoodResult] = {}
+        self._window: list[Tensor] = []
+        self._grad_norm: Tensor | None = None
+        self._likelihoods: list[Likelihood] = []
+        if compiled:
+            model.compile()     # in place: parameter names stay as they are
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        """batch (B, T+1) int64 -> mean nats per token. `batch_idx` counts micro-batches from the start of the run."""
+        torch.manual_seed(dropout_seed(self.seed, batch_idx, self.global_rank))
+        logits = self.model(batch[:, :-1])                                              # (B, T, V)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        self._window.append(loss.detach())
+        return loss
+
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
+    ) -> None:
+        step = self.trainer.global_step
+        multiplier = self.schedule.multiplier(step, self.steps)
+        for group in optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * multiplier
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        assert len(self._window) == self.accumulate and self._grad_norm is not None, (len(self._window), self.accumulate)
+        loss = torch.stack(self._window).mean()
+        self.last_step = StepResult(step + 1, loss, self._grad_norm, optimizer.param_groups[0]["lr"])
+        self._window = []
+
+    def configure_gradient_clipping(
+        self, optimizer: Optimizer, gradient_clip_val: int | float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Lightning's clipping by norm, which throws the norm away; kept here, it need not be computed a second time."""
+        parameters = [p for p in self.parameters() if p.grad is not None]
+        if gradient_clip_val:
+            norm = clip_grad_norm_(parameters, gradient_clip_val)
+        else:
+            norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+        self._grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        if self.nonfinite == "skip" and not bool(torch.isfinite(self._grad_norm)):
+            for p in parameters:
+                p.grad = None       # a parameter without a gradient is left alone, its momentum too
+
+    def configure_optimizers(self) -> Optimizer:
+        optimizer = self.make_optimizer(self.model.parameter_roles())
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+        return optimizer
+
+    def configure_model(self) -> None:
+        """Under FSDP each block is divided among the devices, and gathered when it is needed."""
+        if isinstance(self.trainer.strategy, ModelParallelStrategy):
+            from torch.distributed.fsdp import FSDPModule, fully_shard
+
+            if isinstance(self.model, FSDPModule):
+                return
+            mesh = self.trainer.strategy.device_mesh["data_parallel"]
+            for block in self.model.blocks:
+                fully_shard(block, mesh=mesh)
+            fully_shard(self.model, mesh=mesh)
+
+    # -- validation ---------------------------------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        self._likelihoods = [Likelihood() for _ in self.validation_sets]
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        x, y = batch                                                                    # (B, T), (B, T)
+        self._likelihoods[dataloader_idx].add(self.model(x), y)
+
+    def on_validation_epoch_end(self) -> None:
+        self.validation = {
+            which.name: likelihood.result(which.bytes_per_token, self._sum_over_ranks)
+            for which, likelihood in zip(self.validation_sets, self._likelihoods, strict=True)
+        }
+        self._likelihoods = []
+
+    def _sum_over_ranks(self, values: Tensor) -> Tensor:
+        if self.trainer.world_size == 1:
+            return values
+        on_device = values.float() if self.device.type == "mps" else values
+        return self.trainer.strategy.reduce(on_device.to(self.device), reduce_op="sum").cpu().double()

@@ -1,0 +1,159 @@
+"""metrics.jsonl: the record of a run, one row per optimizer step and per validation, whatever the logger.
+
+    {"kind": "train", "step": 12, "loss": .., "grad_norm": .., "lr": .., "tokens": .., "seconds": ..}
+    {"kind": "validation", "name": "validation", "step": .., "loss": .., "loss_se": .., "perplexity": .., "bits_per_byte": ..,
+     "tokens": .., "seconds": ..}
+
+loss: nats per token. tokens: trained on so far; in validation rows the ones predicted. seconds: spent training so far, without
+validation, sampling and saving, and added up over continuations. A number that is not finite is written as null.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from softattn_lm.errors import UserError
+from softattn_lm.runs import read_metrics
+from softattn_lm.training.lit import LitGPT, StepResult
+
+
+class Clock:
+    """Seconds of training, with pauses taken out."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._spent, self._since, self._pauses = seconds, None, 0
+
+    _since: float | None
+
+    def start(self) -> None:
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    def stop(self) -> None:
+        if self._since is not None:
+            self._spent += time.perf_counter() - self._since
+            self._since = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        running = self._since is not None
+        self.stop()
+        try:
+            yield
+        finally:
+            if running:
+                self.start()
+
+    @property
+    def seconds(self) -> float:
+        return self._spent + (0.0 if self._since is None else time.perf_counter() - self._since)
+
+
+class Metrics(Callback):
+    """Collects the step results and writes them every `log_every` steps, before validations and before checkpoints.
+
+    Losses are read from the device only then. A loss that is not finite ends the run with a UserError, before a checkpoint
+    of it could be saved, unless `nonfinite` is "skip". `flushed`: the latest written row, for the progress bar.
+    """
+
+    def __init__(
+        self, folder: Path, clock: Clock, *, log_every: int, tokens_per_step: int, nonfinite: str = "stop"
+    ) -> None:
+        self.path = folder / "metrics.jsonl"
+        self.clock, self.log_every, self.tokens_per_step, self.nonfinite = clock, log_every, tokens_per_step, nonfinite
+        self.flushed: dict[str, Any] = {}
+        self._waiting: list[tuple[StepResult, float]] = []
+        self._last = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._last = trainer.global_step
+        self.clock.start()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, LitGPT)
+        result = pl_module.last_step
+        if result is None or result.step <= self._last:
+            return      # inside an accumulation window
+        self._last = result.step
+        self._waiting.append((result, self.clock.seconds))
+        if result.step % self.log_every == 0 or result.step == pl_module.steps:
+            self.flush(trainer)
+
+    def flush(self, trainer: Trainer) -> None:
+        """Write what is waiting; all ranks must come here together."""
+        if not self._waiting:
+            return
+        values = torch.stack([torch.stack((r.loss.float(), r.grad_norm.float())) for r, _ in self._waiting])   # (N, 2)
+        if trainer.world_size > 1:
+            values = trainer.strategy.reduce(values, reduce_op="mean")     # norms are the same on all ranks
+        rows = []
+        for (result, seconds), (loss, norm) in zip(self._waiting, values.tolist(), strict=True):
+            rows.append({
+                "kind": "train", "step": result.step, "loss": _finite(loss), "grad_norm": _finite(norm), "lr": result.lr,
+                "tokens": result.step * self.tokens_per_step, "seconds": round(seconds, 4),
+            })
+        self._waiting = []
+        self.write(trainer, rows)
+        bad = next((row for row in rows if row["loss"] is None), None)
+        if bad is not None and self.nonfinite == "stop":
+            raise UserError(
+                f"the training loss is no longer finite at step {bad['step']}; try a smaller lr (it was {bad['lr']:.3g}), or "
+                "training.clip=1.0; training.nonfinite=skip leaves such steps out"
+            )
+        self.flushed = rows[-1]
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.flush(trainer)
+        self.clock.stop()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, LitGPT)
+        rows = [
+            {
+                "kind": "validation", "name": name, "step": trainer.global_step, "loss": _finite(result.nats_per_token),
+                "loss_se": _finite(result.standard_error), "perplexity": _finite(result.perplexity),
+                "bits_per_byte": None if result.bits_per_byte is None else _finite(result.bits_per_byte),
+                "tokens": result.tokens, "seconds": round(self.clock.seconds, 4),
+            }
+            for name, result in pl_module.validation.items()
+        ]
+        self.write(trainer, rows)
+        self.clock.start()
+
+    def write(self, trainer: Trainer, rows: list[dict[str, Any]]) -> None:
+        """One append of whole lines, then the loggers (wandb), on the first rank only."""
+        if not trainer.is_global_zero:
+            return
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+        for logger in trainer.loggers:
+            for row in rows:
+                kind = row["name"] if row["kind"] == "validation" else "train"
+                named = {f"{kind}/{key}": v for key, v in row.items() if isinstance(v, (int, float)) and key != "step"}
+                logger.log_metrics(named, step=row["step"])
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def write_csv(folder: Path) -> None:
+    """metrics.csv: the rows of metrics.jsonl as a table, with the columns in the order they first appear."""
+    rows = read_metrics(folder)
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    with (folder / "metrics.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns)
+        writer.writeheader()
+        writer.writerows(rows)
