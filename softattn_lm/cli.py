@@ -38,7 +38,7 @@ def main(command: str | None = None, argv: list[str] | None = None) -> NoReturn:
         # The reader of a pipe (`| head`) has gone. Python would complain again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except Exception:
+    except Exception:  # noqa: BLE001
         traceback.print_exc()
         sys.exit(70)
     sys.exit(0)

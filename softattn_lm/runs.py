@@ -46,7 +46,8 @@ def new_run(root: str | Path, name: str | None, config: dict[str, Any]) -> Path:
     root = Path(root).expanduser()
     root.mkdir(parents=True, exist_ok=True)
     if name is not None:
-        folder = root / _valid_name(name)
+        folder = root.joinpath(*(_valid_name(part) for part in name.split("/", 1)))  # a sweep's runs: <sweep>/<job>
+        folder.parent.mkdir(exist_ok=True)
         try:
             folder.mkdir()
         except FileExistsError:
@@ -81,7 +82,7 @@ def find_run(text: str | None, root: str | Path) -> Path:
     Raises UserError with the nearest name when there is no such run, or with the candidates when there are several.
     """
     root = Path(root).expanduser()
-    folders = sorted(p.parent for p in root.glob("*/config.yaml")) if root.is_dir() else []
+    folders = sorted(p.parent for glob in ("*/config.yaml", "*/*/config.yaml") for p in root.glob(glob))
     if text is None:
         if not folders:
             raise UserError(f"there is no run below {root} yet; train one with: python scripts/train.py")

@@ -7,7 +7,8 @@ import pytest
 import torch
 import yaml
 
-from softattn_lm.attention.block import CausalSelfAttention
+from softattn_lm.attention.bias import TensorBias
+from softattn_lm.attention.block import CausalSelfAttention, Given
 from softattn_lm.attention.kernels.formula import Formula
 from softattn_lm.attention.projections import Separate
 from softattn_lm.attention.scale import Constant, InverseDim, InverseSqrt, LearnedPerHead, LogLength
@@ -47,7 +48,7 @@ def test_values_and_gradients_equal_the_formula(name, new, past, window, scale):
     visible = Visibility(new, past, window)
     factor = make(scale, **SHAPES)(visible)
     results = []
-    for kernel in (make(variant(name), **SHAPES), Formula()):
+    for kernel in (make(variant(name), **SHAPES), Formula(n_head=4)):
         q, k, v = inputs(new, past)
         y = kernel(q, k, v, scale=factor, visible=visible)
         results.append([y, *torch.autograd.grad((y * torch.linspace(-1, 1, 8)).sum(), (q, k, v))])
@@ -68,8 +69,8 @@ def test_forward_is_weights_times_values_and_rows_sum_to_one(name):
 def test_a_bias_changes_the_result_as_the_formula_says(name):
     q, k, v = inputs(7, 2)
     bias = torch.randn(4, 7, 9)
-    given = {"scale": 0.5, "visible": Visibility(7, 2), "bias": bias}
-    torch.testing.assert_close(make(variant(name), **SHAPES)(q, k, v, **given), Formula()(q, k, v, **given), atol=1e-5, rtol=1e-5)
+    given = {"scale": 0.5, "visible": Visibility(7, 2), "bias": TensorBias(bias)}
+    torch.testing.assert_close(make(variant(name), **SHAPES)(q, k, v, **given), Formula(n_head=4)(q, k, v, **given), atol=1e-5, rtol=1e-5)
 
 
 def test_gradients_are_right_in_float64(name):
@@ -79,16 +80,15 @@ def test_gradients_are_right_in_float64(name):
 
 
 def test_grouped_heads_equal_repeated_heads(name):
-    torch.manual_seed(0)
     blocks = []
-    for kernel in (make(variant(name), **SHAPES), Formula()):
+    for kernel in (make(variant(name), **SHAPES), Formula(n_head=4)):
         projections = Separate(d_model=32, n_head=4, n_kv_head=2, head_dim=8, bias=False)
         block = CausalSelfAttention(0, 32, 4, 8, kernel, InverseSqrt(8), projections, qk_norm="rms", bias=False)
         for parameter, start in zip(block.parameters(), itertools.count()):
             torch.nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(start))
         blocks.append(block)
     x = torch.randn(2, 6, 32)
-    torch.testing.assert_close(blocks[0](x, Visibility(6))[0], blocks[1](x, Visibility(6))[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(blocks[0](x, Given(Visibility(6)))[0], blocks[1](x, Given(Visibility(6)))[0], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -139,7 +139,7 @@ def test_dropout_acts_while_training_and_is_silent_in_eval(name):
     q, k, v = inputs(8)
     given = {"scale": 0.5, "visible": Visibility(8)}
     assert not kernel.train()(q, k, v, **given).equal(kernel(q, k, v, **given))
-    torch.testing.assert_close(kernel.eval()(q, k, v, **given), Formula()(q, k, v, **given), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(kernel.eval()(q, k, v, **given), Formula(n_head=4)(q, k, v, **given), atol=1e-5, rtol=1e-5)
     draws = torch.stack([kernel.train()(q, k, v, **given) for _ in range(600)]).mean(0)
     assert (draws - kernel.eval()(q, k, v, **given)).abs().mean() < 0.1
 

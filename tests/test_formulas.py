@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from softattn_lm.attention.bias import TensorBias
 from softattn_lm.attention.cache import expand_groups
 from softattn_lm.attention.kernels.formula import Formula
 from softattn_lm.attention.projections import Separate
@@ -24,7 +25,7 @@ def column(*numbers: float) -> torch.Tensor:
 def test_softmax_attention_by_hand():
     # Scores of the second query are 2·0 = 0 and 2·ln 3: its weights are 1/(1+9) and 9/(1+9).
     q, k, v = column(1.0, 2.0), column(0.0, math.log(3)), column(10.0, 20.0)
-    kernel, given = Formula(), {"scale": 1.0, "visible": Visibility(2)}
+    kernel, given = Formula(n_head=1), {"scale": 1.0, "visible": Visibility(2)}
     expected = torch.tensor([[1.0, 0.0], [0.1, 0.9]], dtype=torch.float64)
     torch.testing.assert_close(kernel.weights(q, k, **given)[0, 0], expected, atol=1e-15, rtol=0)
     torch.testing.assert_close(kernel(q, k, v, **given)[0, 0, :, 0], torch.tensor([10.0, 19.0], dtype=torch.float64), atol=1e-14, rtol=0)
@@ -33,7 +34,7 @@ def test_softmax_attention_by_hand():
 def test_a_bias_is_added_to_scores_before_the_softmax():
     q, k = column(0.0, 0.0), column(0.0, 0.0)
     bias = torch.tensor([[[0.0, 5.0], [math.log(4), 0.0]]], dtype=torch.float64)  # (H, T, S)
-    a = Formula().weights(q, k, scale=1.0, visible=Visibility(2), bias=bias)
+    a = Formula(n_head=1).weights(q, k, scale=1.0, visible=Visibility(2), bias=TensorBias(bias))
     torch.testing.assert_close(a[0, 0], torch.tensor([[1.0, 0.0], [0.8, 0.2]], dtype=torch.float64), atol=1e-15, rtol=0)
 
 
@@ -80,7 +81,7 @@ def test_log_length_equals_inverse_sqrt_for_a_query_that_reads_a_full_context():
 def test_inverse_sqrt_inverse_dim_and_none_are_bit_identical_at_head_width_one():
     visible = Visibility(5)
     q, k = torch.randn(1, 2, 5, 1), torch.randn(1, 2, 5, 1)
-    first, second, third = (Formula().weights(q, k, scale=s(visible), visible=visible) for s in (InverseSqrt(1), InverseDim(1), Constant(1.0)))
+    first, second, third = (Formula(n_head=1).weights(q, k, scale=s(visible), visible=visible) for s in (InverseSqrt(1), InverseDim(1), Constant(1.0)))
     assert first.equal(second) and second.equal(third)
 
 
@@ -94,7 +95,7 @@ def test_variance_of_a_score_is_the_head_width_without_scale_and_one_with_it():
 
 def test_rotary_by_hand():
     # Head width 4, base 100: pairs (0, 2) and (1, 3) with frequencies 1 and 1/10.
-    rotation = Rotary(head_dim=4, context=8, base=100.0).rotation(2, 1)
+    rotation = Rotary(head_dim=4, context=8, base=100.0).rotation(range(2, 3))
     x = torch.tensor([1.0, 0.0, 0.0, 1.0]).reshape(1, 1, 1, 4)
     expected = torch.tensor([math.cos(2.0), -math.sin(0.2), math.sin(2.0), math.cos(0.2)])
     torch.testing.assert_close(rotation(x).flatten(), expected)
@@ -104,12 +105,12 @@ def test_rotary_by_hand():
 def test_rotated_scores_depend_on_the_distance_only(shift):
     rotary = Rotary(head_dim=64, context=32)
     q, k = torch.randn(1, 1, 16, 64), torch.randn(1, 1, 16, 64)
-    here, there = rotary.rotation(0, 16), rotary.rotation(shift, 16)
+    here, there = rotary.rotation(range(16)), rotary.rotation(range(shift, shift + 16))
     torch.testing.assert_close(here(q) @ here(k).mT, there(q) @ there(k).mT, atol=1e-4, rtol=0)
 
 
 def test_rotation_keeps_lengths_and_a_fraction_leaves_the_rest_alone():
-    rotation = Rotary(head_dim=8, context=32, fraction=0.5).rotation(3, 5)
+    rotation = Rotary(head_dim=8, context=32, fraction=0.5).rotation(range(3, 8))
     x = torch.randn(2, 3, 5, 8)
     torch.testing.assert_close(rotation(x).norm(dim=-1), x.norm(dim=-1))
     assert rotation(x)[..., 4:].equal(x[..., 4:])
@@ -118,7 +119,7 @@ def test_rotation_keeps_lengths_and_a_fraction_leaves_the_rest_alone():
 
 def test_rotary_angles_beyond_the_table_continue_it():
     short, long = Rotary(head_dim=16, context=4), Rotary(head_dim=16, context=64)
-    assert short.rotation(10, 20).cos.equal(long.rotation(10, 20).cos)
+    assert short.rotation(range(10, 30)).cos.equal(long.rotation(range(10, 30)).cos)
 
 
 def test_an_odd_number_of_rotated_components_is_refused():
@@ -128,9 +129,9 @@ def test_an_odd_number_of_rotated_components_is_refused():
 
 def test_a_learned_table_refuses_to_wrap_around():
     table = Learned(context=4, d_model=2)
-    assert table.embed(1, 3).equal(table.table[1:])
+    assert table.embed(range(1, 4)).equal(table.table[1:])
     with pytest.raises(UserError, match="knows 4 positions and was asked for 5"):
-        table.embed(4, 1)
+        table.embed(range(4, 5))
 
 
 def test_grouped_heads_are_interleaved_not_tiled():
@@ -178,5 +179,5 @@ def test_one_lookup_among_orthonormal_keys_obeys_its_error_bound():
     n = 64
     keys, values = torch.eye(n, dtype=torch.float64)[None, None], torch.rand(1, 1, n, 1, dtype=torch.float64)
     for beta in (8.0, 16.0, 32.0):
-        y = Formula()(beta * keys[:, :, -1:], keys, values, scale=1.0, visible=Visibility(1, past=n - 1))
+        y = Formula(n_head=1)(beta * keys[:, :, -1:], keys, values, scale=1.0, visible=Visibility(1, past=n - 1))
         assert abs(y.item() - values[0, 0, -1, 0].item()) <= (n - 1) * math.exp(-beta) * 2 * values.max().item()

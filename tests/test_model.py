@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from softattn_lm.errors import UserError
-from softattn_lm.model.initialise import stream
+from softattn_lm.model.parameters import stream
 from softattn_lm.position.learned import Learned
 from tests.models import shaken, tiny_model
 
@@ -40,7 +40,7 @@ def test_logits_equal_gpt2_of_transformers():
     ours = tiny_model(vocab_size=50, position=Learned, norm="layer", mlp="gelu_tanh", bias=True, tie_head=True, init="gpt2").eval()
     with torch.no_grad():
         ours.embed.weight.copy_(theirs.transformer.wte.weight)
-        ours.position.table.copy_(theirs.transformer.wpe.weight)
+        ours.positions[0].table.copy_(theirs.transformer.wpe.weight)
         pairs = [(ours.final_norm, theirs.transformer.ln_f)]
         for block, layer in zip(ours.blocks, theirs.transformer.h, strict=True):
             pairs += [(block.attention_norm, layer.ln_1), (block.mlp_norm, layer.ln_2), (block.attention.projections.qkv, layer.attn.c_attn)]
@@ -58,7 +58,7 @@ def test_every_parameter_has_one_role_and_only_matrices_are_hidden():
     roles = model.parameter_roles()
     assert [r.name for r in roles] == [name for name, _ in model.named_parameters()]
     by_role = {role: {r.name for r in roles if r.role == role} for role in ("embedding", "head", "hidden", "vector")}
-    assert by_role["embedding"] == {"embed.weight", "position.table", "blocks.1.value.table.weight"}
+    assert by_role["embedding"] == {"embed.weight", "positions.0.table", "blocks.1.value.table.weight"}
     assert by_role["head"] == {"head.weight"}
     hidden = {"attention.projections.qkv", "attention.out", "mlp.up", "mlp.gate", "mlp.down"}
     assert by_role["hidden"] == {f"blocks.{i}.{part}.weight" for i in range(2) for part in hidden}

@@ -1,8 +1,11 @@
 """A variant is a kernel q, k, v -> y, and every kernel is a matrix of weights applied to values: y = A(q, k) v."""
 
+from typing import ClassVar
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from softattn_lm.attention.bias import Bias
 from softattn_lm.attention.visibility import Visibility
 from softattn_lm.errors import UserError
 
@@ -13,9 +16,15 @@ class AttentionKernel(nn.Module):
     A constructor that needs a shape (n_head, head_dim, d_model, context, layer) asks for it by name, and the model passes it.
 
     grouped: True if `forward` takes (B, G, S, D) keys and values itself; otherwise the block repeats them to H heads.
+    refuses: what this kernel cannot honour, of `window`, `sinks`, `documents`, `bias`, each with the reason.
+    rows_sum_to: "one"; "at most one" (some weight goes nowhere); "anything".
+    differentiable: False if A jumps, so that gradients are those of a stated surrogate.
     """
 
-    grouped = False
+    grouped: ClassVar[bool] = False
+    refuses: ClassVar[dict[str, str]] = {}
+    rows_sum_to: ClassVar[str] = "one"
+    differentiable: ClassVar[bool] = True
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -30,12 +39,12 @@ class AttentionKernel(nn.Module):
         *,
         scale: float | Tensor,
         visible: Visibility,
-        bias: Tensor | None = None,
+        bias: Bias | None = None,
         features: Tensor | None = None,
     ) -> Tensor:
-        """(B, H, T, D), (B, H, S, D) -> A of shape (B, H, T, S), without dropout.
+        """(B, H, T, D), (B, H, S, D) -> A of shape (B, H, T, S), without dropout; rows with nothing to read are 0.
 
-        scale: from the scale policy, a float or broadcastable to (B, H, T, 1). bias: (H, T, S), added to scores.
+        scale: from the scale policy, a float or broadcastable to (B, H, T, 1). bias: added to scores, (H, T, S) in tiles.
         features: (B, H, S, E), what `features` made of the block's input.
         """
         raise NotImplementedError
@@ -48,7 +57,7 @@ class AttentionKernel(nn.Module):
         *,
         scale: float | Tensor,
         visible: Visibility,
-        bias: Tensor | None = None,
+        bias: Bias | None = None,
         features: Tensor | None = None,
     ) -> Tensor:
         """(B, H, T, D), (B, H, S, D), (B, H, S, D) -> y = A v of shape (B, H, T, D). Dropout on A while training."""

@@ -8,23 +8,15 @@ A module is imported only after its config was checked. This table imports no to
 
 from softattn_lm.config.argv import Command
 
+_DATA = frozenset({"data.path", "data.name", "data.validation_sets.", "tokenizer.path", "runs"})
+_RUN = frozenset({"runs", "checkpoint", "file"})
+
 COMMANDS = {
     command.name: command
     for command in (
-        Command(
-            "train",
-            "TrainSettings",
-            words="none",
-            raw=frozenset({"data.path", "data.name", "tokenizer.path", "name", "runs", "resume"}),
-            sweeps=True,
-        ),
-        Command("sample", "SampleSettings", words="prompt", raw=frozenset({"file", "runs", "checkpoint"})),
-        Command("evaluate", "EvaluateSettings", words="runs", raw=frozenset({"text", "file", "runs", "checkpoint"})),
-        Command(
-            "prepare_data",
-            "PrepareSettings",
-            words="none",
-            raw=frozenset({"data.path", "data.name", "tokenizer.path", "runs"}),
-        ),
+        Command("train", "TrainSettings", words="none", raw=_DATA | {"name", "resume"}, sweeps=True),
+        Command("sample", "SampleSettings", words="prompt", raw=_RUN),
+        Command("evaluate", "EvaluateSettings", words="runs", raw=_RUN | {"text"}),
+        Command("prepare_data", "PrepareSettings", words="none", raw=_DATA),
     )
 }

@@ -1,1 +1,1 @@
-"""From a word on the command line to a checked, plain config. Nothing here imports torch; `build` imports what it builds."""
+"""From a word on the command line to a checked, plain config. Only `build` imports torch, with what it builds."""

@@ -20,7 +20,7 @@ _TARGET = re.compile(r"^\s*(?:-\s+)?_target_:\s*([\w.]+)\s*(?:#.*)?$", re.MULTIL
 
 @cache
 def allowed_targets(folder: Path | None = None) -> frozenset[str]:
-    """Read as text: nothing is resolved or imported. Targets of a user's own package would be added here, and only here."""
+    """Read as text: nothing is resolved or imported. A user's own targets would be added here, and only here."""
     files = (folder or config_folder()).rglob("*.yaml")
     return frozenset(target for file in files for target in _TARGET.findall(file.read_text(encoding="utf-8")))
 

@@ -26,7 +26,7 @@ class Command:
     name: str
     settings: str  # class in config/settings.py that types the top level of its yaml
     words: Literal["none", "runs", "prompt"]  # meaning of positional words
-    raw: frozenset[str] = frozenset()  # keys whose value is taken as typed
+    raw: frozenset[str] = frozenset()  # keys whose value is taken as typed; `a.` stands for all below a
     sweeps: bool = False
 
 
@@ -95,7 +95,8 @@ def _add_override(command: Command, word: str, seen: dict[str, str], found: Argu
     if bare in seen:
         raise UserError(f"{bare} is given twice: {seen[bare]} and {word}")
     seen[bare] = word
-    found.overrides.append(f"{key}={encode(value)}" if bare in command.raw else word)
+    raw = bare in command.raw or any(bare.startswith(name) for name in command.raw if name.endswith("."))
+    found.overrides.append(f"{key}={encode(value)}" if raw else word)
 
 
 def _bare(key: str) -> str:
@@ -118,9 +119,11 @@ def _check_words(command: Command, found: Arguments, known: Collection[str]) -> 
         word = words[0]
         left, _, right = word.partition(".")
         if left in known and right:
-            raise UserError(f"{word!r} has no value: to choose from a group write {left}={right}, to set a key {word}=...")
+            raise UserError(f"{word!r} has no value: to choose from a group write {left}={right}, for a key {word}=...")
         close = nearest(word, known)
         hint = f"did you mean {close}=...?" if close else "settings are written key=value, see --help"
         raise UserError(f"{command.name} takes no plain word, but {word!r} came; {hint}")
     if command.words == "prompt" and len(words) > 2:
-        raise UserError(f"{command.name} takes a prompt and a run, but {len(words)} words came; put quotes around the prompt")
+        raise UserError(
+            f"{command.name} takes a prompt and a run, but {len(words)} words came; put the prompt in quotes"
+        )

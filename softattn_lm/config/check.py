@@ -57,9 +57,12 @@ def check_arguments(path: str, values: dict[str, Any], known: Signature, given: 
     names = [f"{path}.{name}" if path else name for name in known.parameters]
     for key, value in values.items():
         dotted = f"{path}.{key}" if path else key
+        if not path and key in SECTIONS:
+            raise UserError(f"{key}={shown(value)}: {key} is a section; set one of its keys, {key}.name=value")
         parameter = known.parameters.get(key)
         if parameter is None and not known.open and key not in given:
-            raise UserError(f"unknown setting {dotted}{meant(dotted, names) or '; there are ' + (', '.join(names) or 'none')}")
+            hint = meant(dotted, names) or f"; there are {', '.join(names) or 'none'}"
+            raise UserError(f"unknown setting {dotted}{hint}")
         if isinstance(value, dict):
             checked[key] = check_node(dotted, value)
         elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
@@ -86,7 +89,9 @@ def shown(value: Any) -> str:
     """A plain value as a person would type it."""
     if isinstance(value, list):
         return "[" + ",".join(shown(item) for item in value) + "]"
-    return {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(value)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
 
 
 def _known(target: str) -> Signature:

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from softattn_lm.config.check import check
-from softattn_lm.config.faults import explain, missing_value
+from softattn_lm.config.faults import explain, missing_value, require_readable
 from softattn_lm.config.raw import decode_tree
 from softattn_lm.config.rules import BUDGETS
 
@@ -19,12 +18,9 @@ os.environ["HYDRA_FULL_ERROR"] = "1"
 
 def compose(command: str, overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     """The plain resolved config of a command, before any check. Raises UserError for what Hydra refuses."""
+    require_readable(command, overrides, folder)
     with hydra_faults(command, overrides, folder):
         return plain(_compose(command, overrides, folder), overrides)
-
-
-def composed_and_checked(command: str, settings: str, overrides: Sequence[str], folder: Path) -> dict[str, Any]:
-    return check(compose(command, overrides, folder), settings)
 
 
 def plain(composed: Any, overrides: Sequence[str]) -> dict[str, Any]:
@@ -37,7 +33,8 @@ def plain(composed: Any, overrides: Sequence[str]) -> dict[str, Any]:
 
 def _one_budget(cfg: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A budget given on the command line replaces the yaml's, also one of another kind."""
-    typed = [key for key in BUDGETS if any(o.lstrip("+").startswith(key + "=") and o != f"{key}=null" for o in overrides)]
+    given = {word.lstrip("+").partition("=")[0] for word in overrides if not word.endswith("=null")}
+    typed = [key for key in BUDGETS if key in given]
     if typed and "steps" in cfg:
         return {key: None if key in BUDGETS and key not in typed else value for key, value in cfg.items()}
     return cfg
@@ -47,6 +44,7 @@ def choices_and_config(command: str, overrides: Sequence[str], folder: Path) -> 
     """What was chosen from each group, and the plain config with `???` where a value is still missing."""
     from omegaconf import OmegaConf
 
+    require_readable(command, overrides, folder)
     with hydra_faults(command, overrides, folder):
         composed = _compose(command, overrides, folder, return_hydra_config=True)
         chosen = dict(composed.hydra.runtime.choices)

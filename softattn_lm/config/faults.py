@@ -12,20 +12,37 @@ from softattn_lm.config.tree import choices, command_groups
 from softattn_lm.errors import UserError
 
 
-def explain(error: Exception, command: str, overrides: Sequence[str], folder: Path) -> UserError:
-    """The UserError for the first override that is at fault; Hydra's own message in one line if none is."""
+def require_readable(
+    command: str, overrides: Sequence[str], folder: Path, sweep: bool = False
+) -> list[tuple[str, Any]]:
+    """(word as typed, Hydra's reading of it) of each override.
+
+    Raises UserError for the first that Hydra cannot read, that chooses what is not there (from an optional group Hydra
+    would silently choose nothing) or that has no meaning outside a sweep.
+    """
     parsed = []
     for word in overrides:
         fault, override = _parse(word)
         if fault:
-            return fault
+            raise fault
+        if override.key_or_group.partition(".")[0].partition("/")[0] == "hydra":
+            if not sweep:
+                raise UserError(f"{decode(word)}: hydra's own settings have a meaning in sweeps only; add -m")
+            continue
         parsed.append((decode(word), override))
     groups = command_groups(folder, command)
     for word, override in parsed:
         fault = _wrong_choice(word, override, groups, folder)
         if fault:
-            return fault
-    known = known_keys(command, [o for o, (_, p) in zip(overrides, parsed, strict=True) if p.key_or_group in groups], folder)
+            raise fault
+    return parsed
+
+
+def explain(error: Exception, command: str, overrides: Sequence[str], folder: Path) -> UserError:
+    """The UserError for the first override whose key is not there; Hydra's own message in one line if all are."""
+    groups = command_groups(folder, command)
+    parsed = require_readable(command, overrides, folder, sweep=True)
+    known = known_keys(command, [word for word, override in parsed if override.key_or_group in groups], folder)
     for word, override in parsed:
         fault = _unknown_key(word, override, groups, known, folder)
         if fault:
@@ -89,7 +106,8 @@ def _wrong_choice(word: str, override: Any, groups: Sequence[str], folder: Path)
         there = choices(folder, key)
         for choice in list(override.sweep_string_iterator()) if override.is_discrete_sweep() else [value.strip("'\"")]:
             if choice not in there and choice != "null":
-                return UserError(f"{key}={choice}: no such choice; {key} is one of {', '.join(there)}{meant(choice, there)}")
+                hint = f"{key} is one of {', '.join(there)}{meant(choice, there)}"
+                return UserError(f"{key}={choice}: no such choice; {hint}")
         return None
     if key.replace(".", "/") in groups:
         slashed = key.replace(".", "/")
@@ -107,8 +125,6 @@ def _unknown_key(
     word: str, override: Any, groups: Sequence[str], known: Sequence[str], folder: Path
 ) -> UserError | None:
     key = override.key_or_group
-    if key.startswith("hydra"):
-        return UserError(f"{word}: hydra's own settings have a meaning in sweeps only; add -m")
     if override.is_sweep_override() and (key in known or key in groups):
         return UserError(f"{word} gives several values: add -m to sweep over them, or put the value in quotes")
     if key in known or key in groups or override.is_add() or override.is_force_add():

@@ -46,7 +46,8 @@ def command_help(folder: Path, command: Command, overrides: Sequence[str]) -> st
             lines.append(f"   {mark} {name:<{width}}  {first_comment(folder / group / f'{name}.yaml')}".rstrip())
     keys = commented_keys(file)
     width = max(len(f"{key}={value}") for key, value, _ in keys)
-    lines += ["", "Settings:", "", *(f"  {f'{key}={value}':<{width}}  {comment}".rstrip() for key, value, comment in keys)]
+    lines += ["", "Settings:", ""]
+    lines += [f"  {f'{key}={value}':<{width}}  {comment}".rstrip() for key, value, comment in keys]
     lines += _settings_of_choices(cfg, own={key.partition(".")[0] for key, _, _ in keys})
     if command.words == "prompt":
         lines += ["", "The prompt is taken as typed. One that looks like a setting or an option goes after --"]

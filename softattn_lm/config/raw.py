@@ -1,6 +1,6 @@
 """Text and paths that must reach us as typed: they pass Hydra as hexadecimal, which no grammar touches.
 
-    data.path=It's, here (1).txt  ->  data.path=rawhex_497427...  -> Hydra, sweeps, launchers ->  It's, here (1).txt
+data.path=It's, here (1).txt  ->  data.path=rawhex_497427...  -> Hydra, sweeps, launchers ->  It's, here (1).txt
 """
 
 from __future__ import annotations

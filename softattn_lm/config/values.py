@@ -33,7 +33,7 @@ def allowed(annotation: ast.expr | None) -> str:
 
 
 def typed_instead(value: Any, annotation: ast.expr | None) -> str | None:
-    """"false" for a boolean that came as `no`."""
+    """What to type for a boolean that came as `no`: false."""
     names = {part.id for part in _parts(annotation) if isinstance(part, ast.Name)}
     return _WORDS.get(str(value).lower()) if "bool" in names else None
 
@@ -104,5 +104,5 @@ def _describe(part: ast.expr) -> str:
         return values[0] if len(values) == 1 else "one of " + ", ".join(values)
     if head in ("list", "Sequence") and isinstance(part, ast.Subscript):
         items = {"int": "whole numbers", "float": "numbers", "str": "texts"}.get(_head(part.slice), "values")
-        return f"a list of {items} such as [a,b]"
+        return f"a list of {items} in brackets"
     return ast.unparse(part)

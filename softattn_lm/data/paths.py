@@ -15,20 +15,24 @@ def find_files(path: str, setting: str = "data.path") -> list[Path]:
 
     A folder gives the txt, jsonl, parquet and gz files anywhere below it; a name or a glob may have any ending.
     """
-    literal = Path(path).expanduser()
-    if literal.is_dir():
-        files = in_folder(literal, setting)
-    elif literal.exists():
-        return [literal]
-    else:
-        files = sorted(Path(found) for found in glob.glob(str(literal), recursive=True) if Path(found).is_file())
+    try:
+        literal = Path(path).expanduser()
+        if literal.is_dir():
+            files = in_folder(literal, setting)
+        elif literal.exists():
+            return [literal]
+        else:
+            files = sorted(Path(found) for found in glob.glob(str(literal), recursive=True) if Path(found).is_file())
+    except (OSError, RuntimeError) as error:  # RuntimeError: a "~name" whose home is not known
+        raise UserError(f"{setting}={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if not files:
         raise UserError(f"{setting}={path}: no such file or folder{nearest(literal)}")
     rows = [file for file in files if holds_rows(file)]
     if rows and len(rows) < len(files):
+        text = next(file for file in files if not holds_rows(file))
         raise UserError(
-            f"{setting}={path} mixes rows ({rows[0].name}) with plain text "
-            f"({next(file for file in files if not holds_rows(file)).name}); name one kind, such as {setting}='{path}/*.txt'"
+            f"{setting}={path} mixes rows ({rows[0].name}) with plain text ({text.name}); name one kind, such as "
+            f"{setting}='{text.parent}/*{text.suffix}'"
         )
     return files
 

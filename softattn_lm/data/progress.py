@@ -1,8 +1,15 @@
 """One line with a bar and the time left, for work that takes longer than two seconds; silence otherwise."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
 
 AFTER = 2.0  # seconds
 
@@ -16,11 +23,12 @@ class Task:
         self.done = 0
         self.shown = shown
         self.began = time.monotonic()
-        self.bar = None
+        self.bar: Bar | None = None
+        self.row: TaskID | None = None
 
     def advance(self, n_bytes: int) -> None:
         self.done += n_bytes
-        if self.bar is not None:
+        if self.bar is not None and self.row is not None:
             self.bar.update(self.row, completed=self.done)
         elif self.shown and time.monotonic() - self.began > AFTER:
             self._show()

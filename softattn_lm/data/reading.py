@@ -1,7 +1,7 @@
 """Files -> documents, without loss: text is read as bytes and decoded strictly, nothing is repaired.
 
 txt, gz: CR, CRLF, NUL, U+2028 are kept; one byte order mark is dropped with a notice. Errors name file and byte offset
-(jsonl: file and line; parquet: file and row). `datasets`' own text loader changes line ends, which is why it is not used.
+(jsonl: file and line; parquet: file and row). The text loader of `datasets` changes line ends, so it is not used.
 """
 
 import codecs
@@ -11,7 +11,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
 from softattn_lm.errors import UserError
 
@@ -29,7 +29,7 @@ def holds_rows(file: Path) -> bool:
     return file.name.lower().endswith(ROW_SUFFIXES)
 
 
-def open_bytes(file: Path) -> IO[bytes]:
+def open_bytes(file: Path) -> BinaryIO | gzip.GzipFile:
     """The (unpacked) bytes of a file. Raises UserError if a packed file does not say so in its name."""
     if file.name.lower().endswith(".gz"):
         return gzip.open(file, "rb")

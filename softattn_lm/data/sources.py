@@ -5,6 +5,7 @@ hub) are joined by `separator`, each one a document.
 """
 
 import hashlib
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,9 +50,11 @@ class Source(ABC):
         for taken in ("train", "validation", "test"):
             if taken in (validation_sets or {}):
                 raise UserError(f"data.validation_sets.{taken}: this name is taken; choose another one")
-        for name in validation_sets or {}:
+        for name, path in (validation_sets or {}).items():
             if not name.replace("-", "_").isidentifier():
                 raise UserError(f"data.validation_sets: {name!r} is no name; use letters, digits, _ and -")
+            if not isinstance(path, str):
+                raise UserError(f"data.validation_sets.{name}={path} is no path; give a file, a folder or a glob")
         self.val_fraction = val_fraction
         self.test_fraction = test_fraction
         self.split = split
@@ -82,7 +85,7 @@ class TextFiles(Source):
 
     def __init__(
         self,
-        path: str | None,
+        path: str,
         text_column: str = "text",
         val_fraction: float = 0.1,
         test_fraction: float = 0.0,
@@ -107,7 +110,16 @@ class TextFiles(Source):
         return digest_files(self.files, f"{self.text_column} {self.joiner}" if self.rows else "text")
 
     def parts(self) -> dict[str, Iterator[Piece]]:
-        return {"text": (piece for file in self.files for piece in read_documents(file, self.text_column))}
+        return {"text": self._pieces()}
+
+    def _pieces(self) -> Iterator[Piece]:
+        for file in self.files:
+            empty = True
+            for piece in read_documents(file, self.text_column):
+                empty = False
+                yield piece
+            if empty and len(self.files) > 1:
+                warnings.warn(f"{file} is empty", stacklevel=2)
 
     @property
     def joiner(self) -> str:
@@ -130,7 +142,7 @@ class ShippedText(TextFiles):
         folders = [package / "corpora" / corpus, package.parent / "data" / corpus]
         folder = next((folder for folder in folders if folder.is_dir()), None)
         if folder is None:
-            raise UserError(f"data.corpus={corpus} is not among the texts that come with softattn_lm; use data=text_file")
+            raise UserError(f"data.corpus={corpus} does not come with softattn_lm; use data=text_file")
         super().__init__(
             str(folder), "text", val_fraction, test_fraction, split, sampling, "", validation_sets, "data.corpus"
         )
@@ -149,6 +161,7 @@ def digest_files(files: list[Path], settings: str) -> str:
                 content = hashlib.file_digest(stream, "sha256").hexdigest()
         except OSError as error:
             raise refuse_unreadable(file, error) from None
-        way = next((end for end in (".parquet", ".jsonl.gz", ".jsonl", ".gz") if file.name.lower().endswith(end)), "text")
+        endings = (".parquet", ".jsonl.gz", ".jsonl", ".gz")
+        way = next((end for end in endings if file.name.lower().endswith(end)), "text")
         total.update(f"\n{way} {content}".encode())
     return total.hexdigest()

@@ -23,8 +23,9 @@ def split(spool: Spool, how: str, val_fraction: float, test_fraction: float) -> 
     for name, fraction in (("train", 1), ("validation", val), ("test", test)):
         if fraction > 0 and not spans[name]:
             holds = f"{len(spool.documents)} documents" if how == "document" else f"{spool.n_characters} characters"
-            setting = {"train": "a longer text", "validation": "data.val_fraction=0", "test": "data.test_fraction=0"}
-            raise UserError(f"data.split={how} leaves no text for {name}: it has {holds} only; use {setting[name]}")
+            train = "data.split=contiguous" if how == "document" else "a longer text"
+            instead = {"train": train, "validation": "data.val_fraction=0", "test": "data.test_fraction=0"}[name]
+            raise UserError(f"data.split={how} leaves no text for {name}: there are {holds} only; use {instead}")
     return spans
 
 

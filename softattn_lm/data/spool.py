@@ -9,6 +9,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Iterator
 from io import BufferedReader
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +81,7 @@ class Spool:
                 cuts = [*map(int, self.documents[first:last]), end]
                 if cuts[0] > begin:
                     yield from self._read(file, begin, cuts[0], False)
-                for start, stop in zip(cuts, cuts[1:], strict=False):
+                for start, stop in pairwise(cuts):
                     yield from self._read(file, start, stop, True)
 
     @staticmethod

@@ -84,6 +84,8 @@ class Likelihood:
         """`reduce` adds a float64 vector (7 + 2·T,) up over ranks, each of which has seen other windows of the same T."""
         assert self._nats_by_position is not None and self._counts_by_position is not None, "no batch was added"
         nats, counts = torch.cat(self._nats).cpu().double(), torch.cat(self._counts).cpu().double()
+        # A rank that has run out of text keeps step with the others on windows in which nothing is predicted.
+        nats, counts = nats[counts > 0], counts[counts > 0]
         windows = len(nats)
         s, c = _blocks(nats), _blocks(counts)
         # All that the ratio and its error need is sums, and sums add up over ranks.
@@ -113,5 +115,7 @@ class Likelihood:
 def _blocks(per_window: Tensor) -> Tensor:
     """Sums over about sqrt(n) runs of consecutive windows; each window its own block below 16."""
     n = len(per_window)
+    if n == 0:
+        return per_window
     size = 1 if n < 16 else round(math.sqrt(n))
     return torch.stack([block.sum() for block in per_window.split(size)])

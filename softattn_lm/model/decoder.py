@@ -4,35 +4,24 @@ Radford et al. 2019 (GPT-2) for the pre-norm shape. The recipe is configurable w
 """
 
 import inspect
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from softattn_lm.attention.block import CausalSelfAttention, QKNorm
-from softattn_lm.attention.cache import KVCache
-from softattn_lm.attention.projections import FusedLinear
+from softattn_lm.attention.block import CausalSelfAttention, Given, QKNorm
+from softattn_lm.attention.cache import Keep, KVCache
+from softattn_lm.attention.pattern import Pattern, of_layer
+from softattn_lm.attention.projections import Projections, Separate
 from softattn_lm.attention.visibility import Causal, Visibility
 from softattn_lm.errors import UserError
-from softattn_lm.model.initialise import InitKind, stream
+from softattn_lm.model.documents import continue_documents
 from softattn_lm.model.layers import MLP, MLPKind, NormKind, Smear, ValueEmbedding, default_width, make_norm
-from softattn_lm.position.base import Position
+from softattn_lm.model.parameters import InitKind, Initialiser, ParameterRole, parameter_roles
+from softattn_lm.position.base import Places, Position
 
-Role = Literal["embedding", "head", "hidden", "vector"]
-
-
-@dataclass(frozen=True)
-class ParameterRole:
-    """What an optimizer needs to know of a parameter. `rows`: heights of the parts of a fused matrix, which are matrices
-    of their own; (shape[0],) for an ordinary one. A tied head appears once, as the embedding."""
-
-    name: str
-    parameter: nn.Parameter
-    role: Role
-    rows: tuple[int, ...]
+Policy = Callable[..., Any] | Pattern
 
 
 def make(policy: Callable[..., Any], **shapes: int | bool) -> Any:
@@ -54,9 +43,11 @@ class Block(nn.Module):
         self.mlp_norm = norms[1] if mlp is not None else None
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, idx: Tensor, visible: Visibility, **given: Any) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, idx: Tensor, given: Given, cache: KVCache | None, return_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
         value = None if self.value is None else self.value(idx)  # (B, G, T, D)
-        y, weights = self.attention(self.attention_norm(x), visible, value=value, **given)
+        y, weights = self.attention(self.attention_norm(x), given, value=value, cache=cache, return_weights=return_weights)
         x = x + self.dropout(y)
         if self.mlp is not None and self.mlp_norm is not None:
             x = x + self.dropout(self.mlp(self.mlp_norm(x)))
@@ -66,12 +57,11 @@ class Block(nn.Module):
 class DecoderLM(nn.Module):
     """Token ids (B, T) -> logits (B, T, V) for the next token.
 
-    Shapes: head_dim defaults to d_model / n_head, n_kv_head to n_head, mlp_width to 4·C (SwiGLU: 8/3·C).
+    attention, scale, position, mask and projections are policies: constructors that are handed the shapes they ask for
+    (mask: an object). Attention, position and mask may be a Pattern over the layers.
 
-    init: `gpt2` draws matrices from N(0, 0.02²), the ones that write to the residual stream smaller by √(2·n_layer);
-    `fan_in` keeps activations at unit variance. init_q and init_k choose for W_q and W_k apart.
-    zero_out: the matrices that write to the residual stream, and an untied head, start at 0.
-    final_cap: logits become c · tanh(logits / c). Riviere et al. 2024, arXiv:2408.00118.
+    Shapes: head_dim defaults to d_model / n_head, n_kv_head to n_head, mlp_width to 4·C (SwiGLU: 8/3·C).
+    final_cap: logits become c · tanh(logits / c). Riviere et al. 2024, arXiv:2408.00118. init, zero_out: see Initialiser.
 
     Raises UserError when parts do not fit each other.
     """
@@ -84,11 +74,11 @@ class DecoderLM(nn.Module):
         n_layer: int,
         n_head: int,
         d_model: int,
-        attention: Callable[..., Any],
-        scale: Callable[..., Any],
-        position: Callable[..., Any],
-        mask: Causal,
-        projections: Callable[..., Any],
+        attention: Policy,
+        scale: Policy,
+        position: Policy,
+        mask: Causal | Pattern,
+        projections: Policy,
         n_kv_head: int | None = None,
         head_dim: int | None = None,
         qk_norm: QKNorm = "none",
@@ -116,68 +106,77 @@ class DecoderLM(nn.Module):
         if n_head % n_kv_head:
             raise UserError(f"model.n_head={n_head} does not divide into model.n_kv_head={n_kv_head} groups; type a divisor of {n_head}")
         head_dim = d_model // n_head if head_dim is None else head_dim
-        self.vocab_size, self.context, self.n_layer = vocab_size, context, n_layer
-        self.mask, self.final_cap = mask, final_cap
+        self.vocab_size, self.context, self.n_layer, self.final_cap = vocab_size, context, n_layer, final_cap
+        self.masks: list[Causal] = [of_layer(mask, layer) for layer in range(n_layer)]
         shapes = {"n_head": n_head, "n_kv_head": n_kv_head, "head_dim": head_dim, "d_model": d_model, "context": context, "bias": bias}
 
         self.embed = nn.Embedding(vocab_size, d_model)
-        self.position: Position = make(position, **shapes)
+        policies = position.layers if isinstance(position, Pattern) else [position]
+        self.positions = nn.ModuleList([make(p, **shapes) for p in policies])
+        if len(policies) > 1 and self.absolute:
+            raise UserError("position.pattern mixes policies per layer, and learned or sinusoidal ones act on the input; use rotary, alibi, none")
         self.embed_norm = make_norm(norm, d_model, norm_gain, bias) if embed_norm else None
         self.smear = Smear(d_model) if smear else None
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList()
         for layer in range(n_layer):
-            block_attention = CausalSelfAttention(
+            projected: Projections = make(projections, **shapes)
+            attended = CausalSelfAttention(
                 layer,
                 d_model,
                 n_head,
                 head_dim,
-                kernel=make(attention, layer=layer, **shapes),
+                kernel=make(of_layer(attention, layer), layer=layer, **shapes),
                 scale=make(scale, **shapes),
-                projections=make(projections, **shapes),
+                projections=projected,
                 qk_norm=qk_norm,
                 bias=bias,
             )
-            block_mlp = None if mlp == "none" else MLP(mlp, d_model, mlp_width or default_width(mlp, d_model), bias)
+            width = (mlp_width or default_width(mlp, d_model)) + _given_width(projected, mlp, shapes)
+            block_mlp = None if mlp == "none" else MLP(mlp, d_model, width, bias)
             # Every second layer, the last included.
             value = ValueEmbedding(vocab_size, n_kv_head, head_dim) if value_embeddings and (n_layer - layer) % 2 else None
             norms = [make_norm(norm, d_model, norm_gain, bias) for _ in range(2)]
-            self.blocks.append(Block(block_attention, block_mlp, value, norms, dropout))
+            self.blocks.append(Block(attended, block_mlp, value, norms, dropout))
+        self._check_honoured()
         self.final_norm = make_norm(norm, d_model, norm_gain, bias)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
         if tie_head:
             self.head.weight = self.embed.weight
-        self._initialise(seed, init, init_q or init, init_k or init, zero_out, tie_head)
+        initialiser = Initialiser(seed, n_layer, init, init_q or init, init_k or init, zero_out)
+        initialiser.fill(self, self.parameter_roles(), tie_head)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
     def forward(
-        self, idx: Tensor, cache: KVCache | None = None, *, return_weights: bool = False, start: int = 0
+        self,
+        idx: Tensor,
+        cache: KVCache | None = None,
+        *,
+        documents: Tensor | None = None,
+        return_weights: bool = False,
+        start: int = 0,
     ) -> Any:
         """(B, T) int64 -> logits (B, T, V); with return_weights a pair (logits, [A of shape (B, H, T, S) per layer]).
 
         cache: what earlier calls remembered; this call's tokens are added to it. start: position of the first token when
-        there is no cache. A query reads at most `context` keys, itself included, however long the text is.
+        there is no cache. documents (B, T): which packed text each token belongs to, −1 for padding; needs a mask that
+        keeps documents apart. A query reads at most `context` keys, itself included, however long the text is.
         """
+        if documents is not None and not all(mask.documents for mask in self.masks):
+            raise UserError("this batch holds packed documents, and the mask lets them see each other; type mask=documents")
         new = idx.shape[1]
         if cache is not None:
             start = cache.length
             cache.reserve(new)
-        past = 0 if cache is None else cache.past
-        visible = Visibility(new, past, self.mask.span(self.context), idx.device)
-        rotation, bias = self.position.rotation(start, new), self.position.bias(visible)
-        x = self.embed(idx)  # (B, T, C)
-        code = self.position.embed(start, new)
-        if code is not None:
-            x = x + code
-        if self.embed_norm is not None:
-            x = self.embed_norm(x)
-        if self.smear is not None:
-            x = self.smear(x, cache)
-        x = self.dropout(x)
+        places: Places = range(start, start + new)
+        if documents is not None:
+            places = continue_documents(documents, cache)  # (B, T)
+        given = self._given(places, start, new, documents, cache, idx.device)
+        x = self._embed(idx, places, cache)
         every_layer = []
-        for block in self.blocks:
-            x, weights = block(x, idx, visible, rotation=rotation, bias=bias, cache=cache, return_weights=return_weights)
+        for block, here in zip(self.blocks, given, strict=True):
+            x, weights = block(x, idx, here, cache, return_weights)
             every_layer.append(weights)
         if cache is not None:
             cache.advance(new)
@@ -186,57 +185,89 @@ class DecoderLM(nn.Module):
             logits = self.final_cap * torch.tanh(logits / self.final_cap)
         return (logits, every_layer) if return_weights else logits
 
+    def _embed(self, idx: Tensor, places: Places, cache: KVCache | None) -> Tensor:
+        x = self.embed(idx)  # (B, T, C)
+        for position in self.positions:
+            code = position.embed(places)
+            x = x if code is None else x + code
+        if self.embed_norm is not None:
+            x = self.embed_norm(x)
+        if self.smear is not None:
+            x = self.smear(x, cache, places if isinstance(places, Tensor) else None)
+        return self.dropout(x)
+
+    def _given(
+        self, places: Places, start: int, new: int, documents: Tensor | None, cache: KVCache | None, device: torch.device
+    ) -> list[Given]:
+        """What each layer is handed; layers with the same mask and position share one object."""
+        made: dict[tuple[int, int], Given] = {}
+        rotations = [position.rotation(places) for position in self.positions]
+        layers = []
+        for layer, mask in enumerate(self.masks):
+            which = layer % len(self.positions)
+            key = (id(mask), which)
+            if key not in made:
+                past = 0 if cache is None else cache.past(layer)
+                shared = Visibility(new, past, start=start, documents=documents, device=device)
+                if documents is not None and isinstance(places, Tensor):
+                    shared = shared.remember(documents, places, cache, layer)
+                visible = mask.visibility(shared, self.context)
+                position: Position = self.positions[which]
+                key_rotation = None
+                if cache is not None and rotations[which] is not None:
+                    if any(block.attention.projections.one_stream for block in self.blocks):
+                        key_rotation = position.rotation(visible.key_positions if shared.places is None else shared.places)
+                made[key] = Given(visible, rotations[which], key_rotation, position.bias(visible))
+            layers.append(made[key])
+        return layers
+
     def new_cache(self) -> KVCache:
-        """An empty cache that keeps what the next query may read besides itself."""
-        return KVCache(keep=self.mask.span(self.context) - 1)
+        """An empty cache that keeps what the next query of each layer may read besides itself."""
+        return KVCache([Keep(mask.span(self.context) - 1, mask.sinks) for mask in self.masks])
 
     @property
-    def receptive_field(self) -> int:
-        """How many last tokens can influence a logit, however long the text is."""
-        return self.n_layer * (self.mask.span(self.context) - 1) + 1 + (self.smear is not None)
+    def absolute(self) -> bool:
+        """Whether text beyond the context must be encoded again."""
+        return any(position.absolute for position in self.positions)
+
+    @property
+    def receptive_field(self) -> int | None:
+        """How many last tokens can influence a logit, however long the text is; None if the first ones always can."""
+        if any(mask.sinks for mask in self.masks):
+            return None
+        return sum(mask.span(self.context) - 1 for mask in self.masks) + 1 + (self.smear is not None)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
     def parameter_roles(self) -> list[ParameterRole]:
         """Every parameter exactly once, in the order of `named_parameters`."""
-        fused = {id(m.weight): tuple(m.parts.values()) for m in self.modules() if isinstance(m, FusedLinear)}
-        embeddings = {id(m.weight) for m in self.modules() if isinstance(m, nn.Embedding)}
-        if self.position.absolute:
-            embeddings |= {id(p) for p in self.position.parameters()}
-        roles = []
-        for name, parameter in self.named_parameters():
-            role: Role = "vector"
-            if id(parameter) in embeddings:
-                role = "embedding"
-            elif parameter is self.head.weight:
-                role = "head"
-            elif parameter.ndim == 2:
-                role = "hidden"
-            roles.append(ParameterRole(name, parameter, role, fused.get(id(parameter), (parameter.shape[0],))))
-        return roles
+        tables = [p for position in self.positions if position.absolute for p in position.parameters()]
+        return parameter_roles(self, self.head.weight, tables)
 
-    @torch.no_grad()
-    def _initialise(self, seed: int, init: InitKind, init_q: InitKind, init_k: InitKind, zero_out: bool, tied: bool) -> None:
-        """Matrices and tables draw from their streams; gains, biases and smear keep what their constructors gave them."""
-        kinds: dict[str, InitKind] = {"q": init_q, "k": init_k}
-        writers = {f"blocks.{i}.{part}.weight" for i in range(self.n_layer) for part in ("attention.out", "mlp.down")}
-        depth = 1 / math.sqrt(2 * self.n_layer)
-        fused = {f"{name}.weight": m.parts for name, m in self.named_modules() if isinstance(m, FusedLinear)}
-        for named in self.parameter_roles():
-            name, values, role = named.name, named.parameter, named.role
-            if role == "vector":
-                continue
-            if zero_out and (name in writers or role == "head"):
-                values.zero_()
-                continue
-            first = 0
-            for part, rows in fused.get(name, {"": values.shape[0]}).items():
-                std = 0.02
-                if kinds.get(part, init) == "fan_in":
-                    wide = role == "embedding" and not (tied and values is self.embed.weight)
-                    std = 1.0 if wide else values.shape[1] ** -0.5
-                if name in writers:
-                    std *= depth
-                own = f"{name.removesuffix('weight')}{part}" if part else name
-                values[first : first + rows] = std * stream(seed, own, (rows, *values.shape[1:]))
-                first += rows
+    def _check_honoured(self) -> None:
+        """An option that a kernel would ignore is refused here, before anything is computed."""
+        for layer, (block, mask) in enumerate(zip(self.blocks, self.masks, strict=True)):
+            kernel = block.attention.kernel
+            position = self.positions[layer % len(self.positions)]
+            asked = {
+                "window": mask.window is not None,
+                "sinks": mask.sinks > 0,
+                "documents": mask.documents,
+                "bias": position.bias(Visibility(1)) is not None,
+            }
+            for name, reason in kernel.refuses.items():
+                if asked[name]:
+                    setting = f"position={type(position).__name__.lower()}" if name == "bias" else f"mask.{name}"
+                    raise UserError(f"attention {type(kernel).__name__} of layer {layer} cannot honour {setting}: {reason}")
+
+
+def _given_width(projections: Projections, mlp: MLPKind, shapes: Mapping[str, Any]) -> int:
+    """By how much to widen an MLP so that it takes up what the projections save."""
+    if not projections.give_to_mlp:
+        return 0
+    if mlp == "none":
+        raise UserError("projections.give_to_mlp=true has no MLP to give to (model.mlp=none); type projections.give_to_mlp=false")
+    with torch.device("meta"):
+        full = make(Separate, **shapes)
+    saved = sum(p.numel() for p in full.parameters()) - sum(p.numel() for p in projections.parameters())
+    return round(saved / ((3 if mlp == "swiglu" else 2) * shapes["d_model"]))

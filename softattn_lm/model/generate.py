@@ -106,7 +106,7 @@ class _Stepper:
     """Takes new tokens (N, T) and answers with the logits (N, V) of the next one. Keeps the text no longer than needed."""
 
     def __init__(self, model: DecoderLM, use_cache: bool) -> None:
-        self.model, self.absolute = model, model.position.absolute
+        self.model, self.absolute = model, model.absolute
         self.cache = model.new_cache() if use_cache else None
         self.text: Tensor | None = None
         self.length = 0
@@ -120,7 +120,7 @@ class _Stepper:
         if self.absolute and self.length > context:
             self.cache = None
         if self.cache is None or self.absolute:
-            self.text = text[:, -keep:]
+            self.text = text if keep is None else text[:, -keep:]
         if self.cache is None:
             assert self.text is not None
             start = 0 if self.absolute else self.length - self.text.shape[1]

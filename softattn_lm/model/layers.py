@@ -61,12 +61,16 @@ class Smear(nn.Module):
         super().__init__()
         self.gain = nn.Parameter(torch.zeros(d_model))
 
-    def forward(self, x: Tensor, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, cache: KVCache | None, places: Tensor | None = None) -> Tensor:
+        """places (B, T): positions in packed documents, whose first tokens have no predecessor either."""
         before = None if cache is None else cache.fixed.get("smear")
         if cache is not None:
             cache.fixed["smear"] = x[:, -1:].clone()
         before = torch.zeros_like(x[:, :1]) if before is None else before
-        return x + self.gain * torch.cat((before, x[:, :-1]), dim=1)
+        previous = torch.cat((before, x[:, :-1]), dim=1)
+        if places is not None:
+            previous = previous * (places > 0)[..., None]
+        return x + self.gain * previous
 
 
 class ValueEmbedding(nn.Module):

@@ -9,14 +9,18 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from softattn_lm.attention.bias import Bias
     from softattn_lm.attention.visibility import Visibility
+
+# Positions of T tokens: `range(start, start + T)`, or (B, T) int64 where packed documents start again at 0.
+Places = range | Tensor
 
 
 @dataclass(frozen=True)
 class Rotation:
     """Turns pairs of components by an angle; the first and second half of the rotated components are the pairs.
 
-    cos, sin: (T, R/2), where R <= D components are rotated and the rest pass.
+    cos, sin: (T, R/2) or (B, 1, T, R/2), where R <= D components are rotated and the rest pass.
     """
 
     cos: Tensor
@@ -37,14 +41,14 @@ class Position(nn.Module):
 
     absolute = False
 
-    def embed(self, start: int, new: int) -> Tensor | None:
-        """(T, C) to add to the embeddings of tokens start … start + new − 1, or None."""
+    def embed(self, places: Places) -> Tensor | None:
+        """(T, C) or (B, T, C) to add to the embeddings of tokens at these places, or None."""
         return None
 
-    def rotation(self, start: int, new: int) -> Rotation | None:
+    def rotation(self, places: Places) -> Rotation | None:
         """How to turn queries and keys of these tokens, or None."""
         return None
 
-    def bias(self, visible: Visibility) -> Tensor | None:
-        """(H, T, S) to add to scores, or None."""
+    def bias(self, visible: Visibility) -> Bias | None:
+        """What to add to scores, (H, T, S), or None."""
         return None

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from softattn_lm.errors import UserError
-from softattn_lm.position.base import Position
+from softattn_lm.position.base import Places, Position
 
 
 class Learned(Position):
@@ -16,10 +16,12 @@ class Learned(Position):
         super().__init__()
         self.table = nn.Parameter(torch.empty(context, d_model))
 
-    def embed(self, start: int, new: int) -> Tensor:
-        if start + new > len(self.table):
+    def embed(self, places: Places) -> Tensor:
+        if isinstance(places, Tensor):
+            return self.table[places]  # (B, T, C)
+        if places.stop > len(self.table):
             raise UserError(
-                f"position=learned knows {len(self.table)} positions and was asked for {start + new}; "
-                f"shorten the text or train with model.context={start + new}"
+                f"position=learned knows {len(self.table)} positions and was asked for {places.stop}; "
+                f"shorten the text or train with model.context={places.stop}"
             )
-        return self.table[start : start + new]  # (T, C)
+        return self.table[places.start : places.stop]  # (T, C)

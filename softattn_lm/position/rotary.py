@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from softattn_lm.errors import UserError
-from softattn_lm.position.base import Position, Rotation
+from softattn_lm.position.base import Places, Position, Rotation
 
 
 class Rotary(Position):
@@ -25,18 +25,25 @@ class Rotary(Position):
                 "type an even model.head_dim, or position.fraction between 0 and 1 that gives an even count"
             )
         self.rotated, self.base = rotated, base
-        cos, sin = self._angles(0, context)
+        cos, sin = self._angles(torch.arange(context))
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
-    def _angles(self, start: int, new: int) -> tuple[Tensor, Tensor]:
+    def _angles(self, places: Tensor) -> tuple[Tensor, Tensor]:
         # float32 angles would be off by 4e-4 at position 1,000 and by 4e-2 at 100,000.
         pair = torch.arange(0, self.rotated, 2, dtype=torch.float64) / self.rotated
-        angle = torch.arange(start, start + new, dtype=torch.float64)[:, None] * self.base**-pair  # (T, R/2)
+        angle = places.to("cpu", torch.float64)[..., None] * self.base**-pair  # (..., T, R/2)
         return angle.cos().float(), angle.sin().float()
 
-    def rotation(self, start: int, new: int) -> Rotation:
-        if start + new <= len(self.cos):
-            return Rotation(self.cos[start : start + new], self.sin[start : start + new])
-        cos, sin = self._angles(start, new)  # beyond the table, which long sampling reaches
+    def rotation(self, places: Places) -> Rotation:
+        if isinstance(places, Tensor):
+            if places.ndim == 2:
+                places = places[:, None]  # (B, 1, T): the same for all heads
+            if int(places.max()) < len(self.cos):
+                return Rotation(self.cos[places], self.sin[places])
+            cos, sin = self._angles(places)
+            return Rotation(cos.to(self.cos), sin.to(self.sin))
+        if places.stop <= len(self.cos):
+            return Rotation(self.cos[places.start : places.stop], self.sin[places.start : places.stop])
+        cos, sin = self._angles(torch.arange(places.start, places.stop))  # beyond the table, which long sampling reaches
         return Rotation(cos.to(self.cos), sin.to(self.sin))

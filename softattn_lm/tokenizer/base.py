@@ -68,7 +68,8 @@ class Tokenizer(ABC):
         return [self.encode(text) for text in texts]
 
     def report(self, unseen: Counter[str], where: str) -> None:
-        """Raise or warn about what `encode_batch` counted; `where` names the text. Tokenizers that know all do not."""
+        """Raise or warn about what `encode_batch` counted; `where` names the text. Most tokenizers know every text."""
+        assert not unseen
 
     def cut(self, text: str) -> int:
         """The last position at which `text` may be cut so that encoding both halves equals encoding the whole.

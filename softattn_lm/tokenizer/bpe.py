@@ -61,6 +61,7 @@ class BPETokenizer(Tokenizer):
         self.vocab_size = vocab_size
         self.requested = vocab_size
         self.pieces: list[bytes] = []
+        self.backend = tokenizers.Tokenizer(models.BPE())
 
     def _set(self, backend: tokenizers.Tokenizer) -> None:
         alphabet = byte_alphabet()

@@ -16,12 +16,15 @@ from tokenizers import decoders
 
 from softattn_lm.errors import UserError
 from softattn_lm.tokenizer.base import Tokenizer, utf8
-from softattn_lm.tokenizer.bpe import allow_forks_afterwards
+from softattn_lm.tokenizer.bpe import allow_forks_afterwards, last_safe_cut
 
 PROBE = " Emma  wasn't\n\n\tnaïve; 日本 \U0001f389 <|endoftext|>\r\nItaLIC "
 
+NEAR = 256  # characters
+TRIALS = 32
 
-def read(path: str | None) -> tokenizers.Tokenizer:
+
+def read(path: str) -> tokenizers.Tokenizer:
     """From a file, a folder with a tokenizer.json, or the hub. Raises UserError naming the file or the hub name."""
     if not path:
         raise UserError("tokenizer=pretrained needs tokenizer.path=<a tokenizer.json, its folder, or a hub name>")
@@ -45,7 +48,7 @@ def download(name: str) -> tokenizers.Tokenizer:
     from huggingface_hub import hf_hub_download
 
     try:
-        return tokenizers.Tokenizer.from_file(hf_hub_download(name, "tokenizer.json"))
+        return tokenizers.Tokenizer.from_buffer(Path(hf_hub_download(name, "tokenizer.json")).read_bytes())
     except (OSError, ValueError) as error:  # the hub's errors are OSErrors; a bad name or file is a ValueError
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UserError(f"tokenizer.path={name} is no local file, and the hub does not give it: {reason}") from None
@@ -73,12 +76,12 @@ class PretrainedStream:
 class PretrainedTokenizer(Tokenizer):
     """`path`: a tokenizer.json, a folder holding one, or a hub name. Warns if the tokenizer changes text.
 
-    A text is given to it whole, document by document, since nothing is known of where it may be cut.
+    Long documents are cut where a trial shows that the ids stay the same, else given to it whole.
     """
 
     kind = "pretrained"
 
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str) -> None:
         self._set(read(path))
         back = self.decode(self.encode(PROBE))
         if back != PROBE:
@@ -113,6 +116,17 @@ class PretrainedTokenizer(Tokenizer):
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def cut(self, text: str) -> int:
+        """Tries the last places where GPT-2's pattern may be cut: ids depend on what is near, so the near decides."""
+        end = len(text) - NEAR  # what follows a cut must be there to be judged
+        for _ in range(TRIALS):
+            at = last_safe_cut(text[: max(0, end)])
+            if at <= 0:
+                break
+            left, right = text[max(0, at - NEAR) : at], text[at : at + NEAR]
+            whole, first, second = self.encode_batch([left + right, left, right], Counter())
+            if np.array_equal(whole, np.concatenate([first, second])):
+                return at
+            end = at
         return 0
 
     def decode(self, ids: Iterable[int]) -> str:

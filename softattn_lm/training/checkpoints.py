@@ -25,20 +25,24 @@ from softattn_lm.training.metrics import Clock, Metrics
 class Checkpoints(Callback):
     """`contents`: the entries of "softattn" that never change in a run: config, tokenizer, versions, data.
 
-    `validated` is how often validation runs, in steps: a step that is both saves after it, so that what is restored from
-    has been validated already.
+    A step that is validated is saved after it, so that what a run is continued from has been validated already.
     """
 
     def __init__(
         self, folder: Path, metrics: Metrics, clock: Clock, contents: dict[str, Any], *, accumulate: int, val_every: int,
-        save_every: int, keep_steps: list[int] | Literal["log"],
+        save_every: int, keep_steps: list[int] | Literal["log"], validates: bool = True,
     ) -> None:
         self.folder = folder / "checkpoints"
         self.metrics, self.clock, self.contents = metrics, clock, contents
         self.accumulate, self.val_every, self.save_every, self.keep_steps = accumulate, val_every, save_every, keep_steps
+        self.validates = validates
         self.best: dict[str, float] = {}        # {"loss", "step"}
         self.latest: dict[str, float] = {}      # of the first validation set
         self._considered = -1
+
+    def validated(self, step: int, steps: int) -> bool:
+        """Whether Lightning is going to validate after this step."""
+        return self.validates and (step == steps or step % self.val_every == 0)
 
     def _kept(self, step: int) -> bool:
         if self.keep_steps == "log":
@@ -61,10 +65,10 @@ class Checkpoints(Callback):
         if step == pl_module.steps:
             # Lightning validates after the last step only where the interval says so, and whenever it is asked to stop.
             trainer.should_stop = True
-        if step == pl_module.steps or step % self.val_every == 0:
+        if self.validated(step, pl_module.steps):
             return      # saved after the validation
         names = [self._step_name(step)] if self._kept(step) else []
-        if self.save_every and step % self.save_every == 0:
+        if step % (self.save_every or self.val_every) == 0 or step == pl_module.steps:
             names.insert(0, "last")
         if names:
             self.save(trainer, names)
@@ -77,7 +81,7 @@ class Checkpoints(Callback):
         if first.bits_per_byte is not None:
             self.latest["bits_per_byte"] = first.bits_per_byte
         names = []
-        if not self.save_every or step % self.save_every == 0 or step == pl_module.steps:
+        if step % (self.save_every or self.val_every) == 0 or step == pl_module.steps:
             names.append("last")
         if math.isfinite(first.nats_per_token) and first.nats_per_token < self.best.get("loss", math.inf):
             self.best = {"loss": first.nats_per_token, "step": step}

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from softattn_lm.attention.bias import Bias
 from softattn_lm.attention.kernel import AttentionKernel
 from softattn_lm.attention.kernels.formula import softmax_weights
 from softattn_lm.attention.visibility import Visibility
@@ -27,7 +28,7 @@ class SDPA(AttentionKernel):
         *,
         scale: float | Tensor,
         visible: Visibility,
-        bias: Tensor | None = None,
+        bias: Bias | None = None,
         features: Tensor | None = None,
     ) -> Tensor:
         return softmax_weights(q, k, scale, visible, bias)
@@ -40,7 +41,7 @@ class SDPA(AttentionKernel):
         *,
         scale: float | Tensor,
         visible: Visibility,
-        bias: Tensor | None = None,
+        bias: Bias | None = None,
         features: Tensor | None = None,
     ) -> Tensor:
         if isinstance(scale, Tensor):
@@ -48,7 +49,8 @@ class SDPA(AttentionKernel):
         causal = visible.is_plain_causal and bias is None
         mask = None if causal or visible.reads_all else visible.dense()  # (T, S)
         if bias is not None:
-            mask = bias if mask is None else bias.masked_fill(~mask, -torch.inf)  # (H, T, S)
+            added = bias.tile().to(q.dtype)  # (H, T, S)
+            mask = added if mask is None else added.masked_fill(~mask, -torch.inf)
         return F.scaled_dot_product_attention(
             q,
             k,

@@ -1,0 +1,58 @@
+"""train: make or find the run folder, then train in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from softattn_lm.runs import find_run, new_run, read_config, resumed_config, write_config
+
+# Processes that Lightning starts for the other devices of this machine run the same command; this tells them the folder.
+FOLDER = "SOFTATTN_RUN_FOLDER"
+
+
+def run(cfg: dict[str, Any], words: list[str], overrides: list[str]) -> None:
+    """`overrides`: what the person typed, to tell it from defaults when a run is continued."""
+    if cfg["describe"]:
+        from softattn_lm.training.run import described
+
+        print(json.dumps(described(cfg), indent=1))
+        return
+    folder, cfg, resume = _folder(cfg, overrides)
+    # Torch and Lightning are imported only now that the names are known to be right.
+    from softattn_lm.training.run import train
+
+    summary = train(cfg, folder, resume)
+    if summary["state"] == "interrupted":
+        sys.exit(128 + summary["signal"])
+
+
+def _folder(cfg: dict[str, Any], overrides: list[str]) -> tuple[Path, dict[str, Any], bool]:
+    """The run folder, the config the run goes by, and whether it continues."""
+    if "LOCAL_RANK" in os.environ and FOLDER in os.environ:
+        folder = Path(os.environ[FOLDER])
+        return folder, read_config(folder), cfg["resume"] is not None
+    resumes = cfg["resume"] is not None
+    if not resumes:
+        folder = new_run(cfg["runs"], cfg["name"], cfg)
+    else:
+        folder = find_run(cfg["resume"], cfg["runs"])
+        cfg = resumed_config(read_config(folder), typed(cfg, overrides))
+        write_config(folder, cfg)
+    os.environ[FOLDER] = str(folder.resolve())
+    return folder, cfg, resumes
+
+
+def typed(cfg: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    """Dotted key -> the value that came of it in the composed config; a choice that leaves no key is its own text."""
+    changes: dict[str, Any] = {}
+    for override in overrides:
+        key, _, text = override.lstrip("+~").partition("=")
+        node: Any = cfg
+        for part in key.split("."):
+            node = node.get(part, text) if isinstance(node, dict) else text
+        changes[key] = node
+    return changes

@@ -1,0 +1,155 @@
+"""Lightning's view of the data: which rank gets which samples in which step. The only file here that knows Lightning.
+
+Optimizer step i takes samples iB .. (i+1)B - 1 of the training stream, B = batch_size of the whole run. With R devices,
+A accumulation steps and micro = B / (R·A), rank r gets in micro-batch m of the step
+
+    iB + (m·R + r)·micro  ..  + micro - 1
+
+so neither devices, accumulation, loader processes, validation nor having been resumed change what a step sees. The
+trainer must have use_distributed_sampler=False: the division is done here.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from lightning import LightningDataModule
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from softattn_lm.data.token_files import Prepared, Split
+from softattn_lm.data.windows import TrainWindows, ValidationWindows
+from softattn_lm.errors import UserError
+
+VALIDATION_TOKENS = 2048  # enough to keep a CPU busy, and little beside the logits of training
+
+
+def micro_batch_size(batch_size: int, devices: int, accumulate: int) -> int:
+    """Sequences per device and micro-batch. Raises UserError if they do not divide the batch."""
+    if batch_size < 1 or accumulate < 1 or batch_size % (devices * accumulate):
+        parts = devices * max(1, accumulate)
+        raise UserError(
+            f"batch_size={batch_size} is not a multiple of {devices} device(s) × training.accumulate={accumulate}; "
+            f"use batch_size={max(1, round(batch_size / parts)) * parts}"
+        )
+    return batch_size // (devices * accumulate)
+
+
+class MicroBatches(Dataset[torch.Tensor]):
+    """Item g is micro-batch g of the whole run as one rank sees it: (micro, T + 1) int64."""
+
+    def __init__(
+        self, split: Split, context: int, seed: int, sampling: Literal["permuted", "random"],
+        batch_size: int, accumulate: int, rank: int, ranks: int,
+    ) -> None:  # fmt: skip
+        self.split, self.context, self.seed, self.sampling = split, context, seed, sampling
+        self.batch_size, self.accumulate, self.rank, self.ranks = batch_size, accumulate, rank, ranks
+        self.micro = micro_batch_size(batch_size, ranks, accumulate)
+        self.windows = TrainWindows(split.tokens, context, seed, sampling)
+
+    def first_sample(self, index: int) -> int:
+        """The formula above."""
+        step, m = divmod(index, self.accumulate)
+        return step * self.batch_size + (m * self.ranks + self.rank) * self.micro
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.from_numpy(self.windows.batch(self.first_sample(index), self.micro))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A loader process maps the token file itself; a pickled memory map would be a copy of all tokens.
+        return self.__dict__ | {"windows": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self.windows = TrainWindows(self.split.tokens, self.context, self.seed, self.sampling)
+
+
+class FromStep(Sampler[int]):
+    """first, first + 1, ..., total - 1. Its length is `total`: Lightning counts the batches before a resume as well."""
+
+    def __init__(self, first: int, total: int) -> None:
+        self.first, self.total = first, total
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.first, self.total))
+
+    def __len__(self) -> int:
+        return self.total
+
+
+class ValidationBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Item i: x, y of `ValidationWindows`."""
+
+    def __init__(self, split: Split, context: int, batch_size: int, rank: int, ranks: int) -> None:
+        self.split, self.arguments = split, (context, batch_size, rank, ranks)
+        self.length = len(ValidationWindows(split.tokens, *self.arguments))
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = ValidationWindows(self.split.tokens, *self.arguments)[index]
+        return torch.from_numpy(x), torch.from_numpy(y)
+
+
+class TextDataModule(LightningDataModule):
+    """One "epoch" is the whole run of `steps` optimizer steps; a resumed run begins at `first_step`.
+
+    `val_batch_size` is per device; None: a micro-batch, or about VALIDATION_TOKENS if that is more. `validation_names` tells which loader of `val_dataloader` is which split.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        context: int,
+        batch_size: int,
+        steps: int,
+        seed: int,
+        sampling: Literal["permuted", "random"] = "permuted",
+        accumulate: int = 1,
+        num_workers: int = 0,
+        val_batch_size: int | None = None,
+        first_step: int = 0,
+    ) -> None:
+        super().__init__()
+        self.prepared, self.context, self.batch_size = prepared, context, batch_size
+        self.steps, self.seed, self.sampling = steps, seed, sampling
+        self.accumulate, self.num_workers, self.first_step = accumulate, num_workers, first_step
+        self.val_batch_size = val_batch_size
+        splits = prepared.splits
+        extra = [name for name in splits if name not in ("train", "validation", "test")]
+        self.validation_names = ["validation"] * (splits["validation"].n_tokens > 0) + extra
+        TrainWindows(splits["train"].tokens, context, seed, sampling)  # refuses too short a text before any loader runs
+
+    def _rank(self) -> tuple[int, int]:
+        """(rank, ranks); alone without a trainer."""
+        return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
+
+    def train_dataloader(self) -> DataLoader[torch.Tensor]:
+        """(micro, T + 1) int64 per item."""
+        rank, ranks = self._rank()
+        data = MicroBatches(
+            self.prepared.splits["train"], self.context, self.seed, self.sampling,
+            self.batch_size, self.accumulate, rank, ranks,
+        )  # fmt: skip
+        order = FromStep(self.first_step * self.accumulate, self.steps * self.accumulate)
+        return self._loader(data, order)
+
+    def val_dataloader(self) -> list[DataLoader[tuple[torch.Tensor, torch.Tensor]]]:
+        """One loader per name in `validation_names`; (B, T) int64 x and y per item."""
+        rank, ranks = self._rank()
+        micro = micro_batch_size(self.batch_size, ranks, self.accumulate)
+        batch_size = self.val_batch_size or max(micro, VALIDATION_TOKENS // self.context)
+        loaders = []
+        for name in self.validation_names:
+            data = ValidationBatches(self.prepared.splits[name], self.context, batch_size, rank, ranks)
+            loaders.append(self._loader(data, FromStep(0, len(data))))
+        return loaders
+
+    def _loader(self, data: Dataset[Any], order: FromStep) -> DataLoader[Any]:
+        # Items are whole batches already, gathered at once.
+        return DataLoader(
+            data, batch_size=None, sampler=order, num_workers=self.num_workers, persistent_workers=False,
+            pin_memory=torch.cuda.is_available(),
+            # Every pass over a loader draws a seed; from torch's own generator it would disturb the training's draws.
+            generator=torch.Generator().manual_seed(0),
+        )  # fmt: skip

@@ -1,0 +1,97 @@
+"""From settings to a Lightning Trainer, and what Lightning says by the way kept quiet."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from lightning.fabric.utilities.warnings import PossibleUserWarning
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
+
+from softattn_lm.config.settings import TrainerSettings, TrainingSettings
+from softattn_lm.errors import UserError
+from softattn_lm.training.checkpoint_io import AtomicCheckpointIO
+
+
+def make_trainer(
+    settings: TrainerSettings, training: TrainingSettings, folder: Path, *, steps: int, validates: bool,
+    callbacks: list[Callback], loggers: list[Logger],
+) -> Trainer:
+    """One long epoch of `steps` optimizer steps. All that Lightning would do by itself, and we do, is off."""
+    plugins: list[object] = [AtomicCheckpointIO()]
+    if SLURMEnvironment.detect():
+        # Its requeueing saves from inside a signal handler, in the middle of a step.
+        plugins.append(SLURMEnvironment(auto_requeue=False))
+    return Trainer(
+        accelerator=accelerator(settings),
+        devices=settings.devices,
+        num_nodes=settings.num_nodes,
+        strategy=_strategy(settings),
+        precision={"float32": "32-true", "bfloat16": "bf16-mixed"}[training.precision],  # type: ignore[arg-type]
+        max_steps=steps,
+        max_epochs=-1,
+        accumulate_grad_batches=training.accumulate,
+        gradient_clip_val=training.clip or None,
+        val_check_interval=training.val_every * training.accumulate if validates else None,     # in micro-batches
+        check_val_every_n_epoch=None if validates else 1,
+        limit_val_batches=None if validates else 0,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,      # the data module divides the batch itself
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        logger=loggers or False,
+        callbacks=callbacks,
+        plugins=plugins,  # type: ignore[arg-type]
+        default_root_dir=folder,
+    )
+
+
+def accelerator(settings: TrainerSettings) -> str:
+    """Checks that the device asked for exists. Raises UserError, which says what to type, if not."""
+    if settings.accelerator == "gpu" and not torch.cuda.is_available():
+        raise UserError("trainer.accelerator=gpu, but torch finds no CUDA device here; type trainer=cpu or trainer=auto")
+    if settings.accelerator == "mps" and not torch.backends.mps.is_available():
+        raise UserError("trainer.accelerator=mps, but torch finds no Apple graphics processor here; type trainer=cpu")
+    return settings.accelerator
+
+
+def _strategy(settings: TrainerSettings) -> str | Strategy:
+    if settings.strategy != "fsdp":
+        return settings.strategy
+    cuda = settings.accelerator in ("auto", "gpu") and torch.cuda.is_available()
+    devices = settings.devices if isinstance(settings.devices, int) else (torch.cuda.device_count() if cuda else 1)
+    return ModelParallelStrategy(
+        data_parallel_size=devices * settings.num_nodes, tensor_parallel_size=1, save_distributed_checkpoint=False,
+        process_group_backend="nccl" if cuda else "gloo",
+    )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Lightning's notes (what hardware there is, what it would recommend) are left out, its warnings of faults are not.
+
+    The notes are log records of level INFO and warnings of the one category PossibleUserWarning.
+    """
+    loggers = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric", "lightning_utilities")]
+    before = [logger.level for logger in loggers]
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PossibleUserWarning)
+        # Lightning 2.6 calls this torch function by its old name.
+        warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, before, strict=True):
+                logger.setLevel(level)

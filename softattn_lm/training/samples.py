@@ -1,0 +1,72 @@
+"""Text the model writes while it learns: shown, and kept in samples.txt. Draws from a generator of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
+from rich.console import Console
+from rich.text import Text
+
+from softattn_lm.model.generate import generate
+from softattn_lm.tokenizer.base import Tokenizer
+from softattn_lm.training.lit import LitGPT
+from softattn_lm.training.metrics import Clock
+
+PROMPT_TOKENS = 32
+NEW_TOKENS = 240
+TEMPERATURE = 0.8
+
+
+class Samples(Callback):
+    """Continues the opening of the validation split every `every` steps, and after the last one; 0 is at the end only."""
+
+    def __init__(
+        self, folder: Path, console: Console, clock: Clock, tokenizer: Tokenizer, opening: list[int], *, every: int, seed: int
+    ) -> None:
+        self.path, self.console, self.clock, self.tokenizer = folder / "samples.txt", console, clock, tokenizer
+        self.opening, self.every, self.seed = opening, every, seed
+        self._last = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._last = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, LitGPT)
+        step = trainer.global_step
+        due = self.every and step % self.every == 0 and step < pl_module.steps
+        if step != self._last and due:
+            self.write(trainer, pl_module)
+        self._last = step
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, LitGPT)
+        if trainer.global_step == pl_module.steps:
+            self.write(trainer, pl_module)
+
+    def write(self, trainer: Trainer, module: LitGPT) -> None:
+        """Divided parameters (FSDP) are gathered by all ranks together, so then all of them sample; one writes."""
+        if not trainer.is_global_zero and not isinstance(trainer.strategy, ModelParallelStrategy):
+            return
+        with self.clock.paused():
+            prompt = self.opening[: max(1, min(PROMPT_TOKENS, module.model.context // 2))]
+            chosen = generate(
+                module.model, prompt, max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE, seed=self.seed
+            )
+            ids = [step[0] for step in chosen]
+            if trainer.is_global_zero:
+                self._show(trainer.global_step, self.tokenizer.decode(prompt), self.tokenizer.decode(prompt + ids))
+
+    def _show(self, step: int, prompt: str, text: str) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(f"--- step {step}, temperature {TEMPERATURE} ---\n{text}\n\n")
+        shown = Text(text)
+        if text.startswith(prompt):
+            shown.stylize("dim", 0, len(prompt))
+        self.console.rule(f"sample at step {step}", style="dim")
+        self.console.print(shown)
+        self.console.rule(style="dim")

@@ -1,0 +1,61 @@
+"""Weights & Biases beside metrics.jsonl, when asked for. Nothing here asks a question or needs the network."""
+
+from __future__ import annotations
+
+import netrc
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+from lightning.pytorch.loggers import Logger
+
+from softattn_lm.config.settings import LoggerSettings
+from softattn_lm.errors import UserError
+
+
+def make_loggers(settings: LoggerSettings, folder: Path, config: dict[str, Any]) -> list[Logger]:
+    """Lightning's loggers of a run: none but wandb's, as csv and none are served by metrics.jsonl."""
+    if settings.name != "wandb":
+        return []
+    os.environ.setdefault("WANDB_SILENT", "true")
+    try:
+        import wandb
+    except ModuleNotFoundError:
+        raise UserError("logger=wandb needs the package wandb; install it with: pip install wandb, or type logger=csv") from None
+    from lightning.pytorch.loggers import WandbLogger
+
+    # One tracker run for one run folder, also when it is continued.
+    remembered = folder / "wandb" / "id"
+    known = remembered.read_text(encoding="utf-8").strip() if remembered.is_file() else None
+    (folder / "wandb").mkdir(exist_ok=True)
+    logger = WandbLogger(
+        name=folder.name, save_dir=folder, project=settings.project, entity=settings.entity, group=settings.group,
+        tags=settings.tags or None, id=known, resume="allow", config=config,
+        mode="online" if is_logged_in() else os.environ.get("WANDB_MODE", "offline"),
+        settings=wandb.Settings(console="off", silent=True),
+    )
+    if known is None and os.environ.get("LOCAL_RANK", "0") == "0":
+        remembered.write_text(str(logger.experiment.id), encoding="utf-8")
+    return [logger]
+
+
+def is_logged_in() -> bool:
+    """Whether wandb has a key, in the environment or in ~/.netrc, and is not told by WANDB_MODE to stay offline."""
+    if os.environ.get("WANDB_MODE", "online") != "online":
+        return False
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    try:
+        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def finish_loggers(loggers: list[Logger]) -> None:
+    """wandb keeps one run per process until it is told to finish; the next in this process would share it."""
+    if loggers:
+        import wandb
+
+        wandb.finish(quiet=True)

@@ -1,0 +1,143 @@
+"""Run folders: exclusive, findable, continued only where that is the same experiment. No torch."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from softattn_lm.errors import UserError
+from softattn_lm.runs import (
+    cut_metrics, find_run, new_run, read_config, read_metrics, read_status, resumed_config, versions, write_status,
+)
+
+CONFIG = {
+    "seed": 0, "lr": 0.02, "steps": 100, "tokens": None, "epochs": None, "batch_size": 12, "model": {"context": 64},
+    "logger": {"name": "csv"}, "trainer": {"accelerator": "auto"}, "attention": {"_target_": "a.B"},
+    "training": {"accumulate": 4, "val_every": 250, "keep_steps": []},
+}
+
+
+def test_a_run_folder_holds_its_config_and_versions(tmp_path):
+    folder = new_run(tmp_path / "runs", "a", CONFIG)
+    assert folder == tmp_path / "runs" / "a"
+    assert read_config(folder) == CONFIG
+    found = json.loads((folder / "versions.json").read_text())
+    assert found["python"].count(".") == 2 and found["torch"] and found["lightning"]
+
+
+def test_two_runs_never_share_a_folder_even_when_started_at_the_same_moment(tmp_path):
+    made, refused = [], []
+
+    def start(name):
+        try:
+            made.append(new_run(tmp_path, name, CONFIG))
+        except UserError as error:
+            refused.append(str(error))
+
+    threads = [threading.Thread(target=start, args=(name,)) for name in ["same"] * 8 + [None] * 8]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == len(set(made)) == 9
+    assert len(refused) == 7 and all("resume=same" in line for line in refused)
+    assert not any("=" in folder.name for folder in made)
+
+
+@pytest.mark.parametrize("name", ["a=b", "a/b/c", "/a", "a/..", "", "..", "-m", "a b", "cache"])
+def test_a_name_that_would_need_quoting_or_leave_the_folder_is_refused(tmp_path, name):
+    with pytest.raises(UserError, match="name="):
+        new_run(tmp_path, name, CONFIG)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_found_by_path_by_name_by_unique_beginning_and_as_the_newest(tmp_path):
+    first, second = new_run(tmp_path, "apple", CONFIG), new_run(tmp_path, "apricot", CONFIG)
+    os.utime(first / "config.yaml", ns=(2_000_000_000_000_000_000, 2_000_000_000_000_000_000))
+    os.utime(second / "config.yaml", ns=(1_000_000_000_000_000_000, 1_000_000_000_000_000_000))
+    assert find_run(str(second), tmp_path) == second
+    assert find_run("apricot", tmp_path) == second
+    assert find_run("app", tmp_path) == first
+    assert find_run(None, tmp_path) == first
+    with pytest.raises(UserError, match="apple, apricot"):
+        find_run("ap", tmp_path)
+    with pytest.raises(UserError, match="did you mean apricot"):
+        find_run("aprikot", tmp_path)
+    with pytest.raises(UserError, match=r"scripts/train\.py"):
+        find_run(None, tmp_path / "nowhere")
+
+
+def test_the_jobs_of_a_sweep_are_runs_one_folder_deeper(tmp_path):
+    folder = new_run(tmp_path, "sweep/job0", CONFIG)
+    assert folder == tmp_path / "sweep" / "job0"
+    assert find_run("sweep/job0", tmp_path) == find_run("job0", tmp_path) == find_run(None, tmp_path) == folder
+
+
+def test_a_folder_that_only_looks_like_a_run_is_no_run(tmp_path):
+    (tmp_path / "cache").mkdir()
+    with pytest.raises(UserError, match="no run"):
+        find_run("cache", tmp_path)
+    folder = new_run(tmp_path, "a", CONFIG)
+    (folder / "config.yaml").write_text("just words")
+    with pytest.raises(UserError, match="mapping"):
+        read_config(folder)
+
+
+@pytest.mark.parametrize("changes", [
+    {"steps": 200}, {"logger": {"name": "wandb"}}, {"trainer": {"accelerator": "cpu"}}, {"trainer.devices": 2},
+    {"training.val_every": 10}, {"training.keep_steps": [1, 2]}, {"training.num_workers": 2},
+    {"lr": 0.02}, {"attention": {"_target_": "a.B"}}, {"resume": "a"}, {"runs": "elsewhere"},
+])
+def test_a_continued_run_may_change_how_long_where_and_what_is_written(changes):
+    config = resumed_config(CONFIG, changes)
+    for key, value in changes.items():
+        if key not in ("resume", "runs"):
+            node = config
+            for part in key.split("."):
+                node = node[part]
+            assert node == value
+    assert config["training"]["accumulate"] == 4 and config["batch_size"] == 12
+
+
+@pytest.mark.parametrize("changes", [
+    {"lr": 0.01}, {"seed": 1}, {"batch_size": 24}, {"model.context": 128}, {"attention": {"_target_": "a.C"}},
+    {"training.accumulate": 2}, {"training.clip": 2.0}, {"experiment": "nanogpt_cpu"}, {"training": {"accumulate": 1}},
+    {"loggers": 1},
+])
+def test_anything_else_is_refused_by_name(changes):
+    (name, _), = changes.items()
+    with pytest.raises(UserError, match=f"^{name} cannot change"):
+        resumed_config(CONFIG, {"steps": 200, **changes})
+
+
+def test_a_new_budget_replaces_the_old_one_in_whatever_unit():
+    config = resumed_config(CONFIG, {"tokens": 5000})
+    assert (config["steps"], config["tokens"], config["epochs"]) == (None, 5000, None)
+    assert CONFIG["steps"] == 100       # the saved settings themselves are not touched
+
+
+def test_the_status_says_how_far_a_run_came(tmp_path):
+    assert read_status(tmp_path) == {}
+    write_status(tmp_path, "failed", step=3, steps=10, error="it broke")
+    assert read_status(tmp_path) == {"state": "failed", "step": 3, "steps": 10, "error": "it broke"}
+
+
+def test_rows_past_the_checkpoint_and_half_a_row_are_cut(tmp_path):
+    rows = [{"kind": "train", "step": step, "loss": 0.1 * step} for step in range(1, 6)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"kind": "tr')
+    assert read_metrics(tmp_path) == rows
+    cut_metrics(tmp_path, 3)
+    assert read_metrics(tmp_path) == rows[:3]
+    assert (tmp_path / "metrics.jsonl").read_text().endswith("}\n")
+
+
+def test_finding_and_refusing_needs_no_torch():
+    program = "import sys, softattn_lm.runs, softattn_lm.commands.train; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_versions_name_the_packages_that_are_installed():
+    assert {"python", "platform", "softattn_lm", "torch"} <= versions().keys()
