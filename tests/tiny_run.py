@@ -32,6 +32,8 @@ def tiny_config(folder: Path, *overrides: str) -> dict[str, Any]:
     if not file.exists():
         file.write_text(text(), encoding="utf-8")
     replaced = {override.partition("=")[0] for override in overrides}
+    if replaced & {"tokens", "epochs"}:
+        replaced.add("steps")
     base = [override for override in TINY if override.partition("=")[0] not in replaced]
     own = [f"runs={folder / 'runs'}", f"data.path={file}"]
     return check(compose("train", [*own, *base, *overrides], config_folder()), "TrainSettings")

@@ -16,14 +16,18 @@ class AttentionKernel(nn.Module):
     A constructor that needs a shape (n_head, head_dim, d_model, context, layer) asks for it by name, and the model passes it.
 
     grouped: True if `forward` takes (B, G, S, D) keys and values itself; otherwise the block repeats them to H heads.
-    refuses: what this kernel cannot honour, of `window`, `sinks`, `documents`, `bias`, each with the reason.
+    refuses: what this kernel cannot honour, of `window`, `sinks`, `documents`, `bias`, `dropout`, each with the reason.
     rows_sum_to: "one"; "at most one" (some weight goes nowhere); "anything".
-    differentiable: False if A jumps, so that gradients are those of a stated surrogate.
+    reads_scores: False if A does not depend on q and k, whose projections then get no gradient.
+    reads_every_key: False if a visible key may get no weight and no gradient.
+    differentiable: False if A jumps, so that gradients are those of `surrogate(q, k, ...)` in the place of A.
     """
 
     grouped: ClassVar[bool] = False
     refuses: ClassVar[dict[str, str]] = {}
     rows_sum_to: ClassVar[str] = "one"
+    reads_scores: ClassVar[bool] = True
+    reads_every_key: ClassVar[bool] = True
     differentiable: ClassVar[bool] = True
 
     def __init__(self, dropout: float = 0.0) -> None:

@@ -1,11 +1,21 @@
 """prepare_data: make the token files of a text, show what is in them, and say what to type next."""
 
+import inspect
+import shlex
 from pathlib import Path
 from typing import Any
 
+from softattn_lm.data.hub import Hub
 from softattn_lm.data.prepare import prepare
+from softattn_lm.data.sources import ShippedText, TextFiles
 from softattn_lm.data.token_files import Prepared
 from softattn_lm.errors import UserError
+from softattn_lm.tokenizer import KINDS
+
+CHOICES: dict[str, dict[type, str]] = {
+    "data": {ShippedText: "austen", TextFiles: "text_file", Hub: "hub"},
+    "tokenizer": {kind: name for name, kind in KINDS.items()},
+}
 
 
 def run(cfg: dict[str, Any], words: list[str]) -> None:
@@ -19,6 +29,24 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
 
     cache = Path(cfg["runs"]).expanduser() / "cache"
     show(prepare(build(cfg["data"]), cfg["tokenizer"], cache))
+    print(f"next: {train_command(cfg)}")
+
+
+def train_command(cfg: dict[str, Any]) -> str:
+    """The command that trains on these token files: the choices, and what differs from their classes' defaults."""
+    words = ["softattn", "train"]
+    for group, choices in CHOICES.items():
+        node = dict(cfg[group])
+        name = node.pop("_target_").rpartition(".")[2]
+        kind, choice = next((kind, choice) for kind, choice in choices.items() if kind.__name__ == name)
+        words.append(f"{group}={choice}")
+        parameters = inspect.signature(kind).parameters
+        for key, value in node.items():
+            if isinstance(value, dict):
+                words += [f"+{group}.{key}.{name}={item}" for name, item in value.items()]
+            elif value != parameters[key].default:
+                words.append(f"{group}.{key}={'null' if value is None else value}")
+    return shlex.join(words if cfg["runs"] == "runs" else [*words, f"runs={cfg['runs']}"])
 
 
 def show(prepared: Prepared) -> None:
@@ -41,4 +69,3 @@ def show(prepared: Prepared) -> None:
     dtype = prepared.splits["train"].dtype
     print(f"tokenizer {tokenizer.kind}, vocabulary {tokenizer.vocab_size:,}, stored as {dtype}")
     print(f"token files: {prepared.folder}")
-    print("next: softattn train with the same data= and tokenizer= words finds them by their content")

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from softattn_lm.config.faults import explain, missing_value, require_readable
+from softattn_lm.config.faults import explain, missing_value, one_line, require_readable
 from softattn_lm.config.raw import decode_tree
 from softattn_lm.config.rules import BUDGETS
+from softattn_lm.errors import UserError
 
 # Without it Hydra prints its errors itself and exits; it is read when Hydra is imported.
 os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -65,6 +66,7 @@ def hydra_faults(command: str, overrides: Sequence[str], folder: Path) -> Iterat
     """Turns what Hydra and OmegaConf raise about a config into one UserError."""
     from hydra.errors import HydraException
     from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+    from yaml import YAMLError
 
     try:
         yield
@@ -72,3 +74,5 @@ def hydra_faults(command: str, overrides: Sequence[str], folder: Path) -> Iterat
         raise missing_value(error, overrides) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise explain(error, command, overrides, folder) from error
+    except YAMLError as error:
+        raise UserError(f"a config file is no valid yaml: {one_line(str(error))}") from error

@@ -94,7 +94,8 @@ class ValidationBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 class TextDataModule(LightningDataModule):
     """One "epoch" is the whole run of `steps` optimizer steps; a resumed run begins at `first_step`.
 
-    `val_batch_size` is per device; None: a micro-batch, or about VALIDATION_TOKENS if that is more. `validation_names` tells which loader of `val_dataloader` is which split.
+    `val_batch_size` is per device; None: a micro-batch, or about VALIDATION_TOKENS if that is more. `validation_names`
+    tells which loader of `val_dataloader` is which split.
     """
 
     def __init__(

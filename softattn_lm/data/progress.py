@@ -1,4 +1,7 @@
-"""One line with a bar and the time left, for work that takes longer than two seconds; silence otherwise."""
+"""One line with a bar and the time left, for work that takes longer than two seconds; silence otherwise.
+
+Where standard error is no terminal the line has no bar and appears once.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,13 @@ class Task:
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            console.print(f"{self.title} ..." if self.total is None else f"{self.title}, {self.total / 1e6:.0f} MB ...")
+            self.shown = False  # a log file needs one line
+            return
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.bar = Progress(*columns, console=console, transient=True)
         self.row = self.bar.add_task(self.title, total=self.total, completed=self.done)
         self.bar.start()
 

@@ -1,9 +1,10 @@
 """Windows of a token file. Sample j of the training stream is a pure function of (seed, j), whoever asks for it.
 
-permuted: epoch e has K windows of T + 1 tokens, the starts p, p + T, p + 2T, ... with a phase 0 <= p < T drawn for the
-epoch; it visits each once, in an order drawn for the epoch. Neighbours share one token: it is the last target of one
-and the first input of the other. K = max(1, (n - T) // T) for n tokens is the same for every phase, so sample j is
-window order_e[j - eK] of epoch e = j // K.
+permuted: epoch e has K = max(1, (n - T) // T) windows of T + 1 tokens, at p, p + T, ..., p + (K-1)T with a phase
+0 <= p < n - KT drawn for the epoch; it visits each once, in an order drawn for the epoch. So sample j is window
+order_e[j - eK] of epoch e = j // K. Neighbours share one token: it is the last target of one and the first input of the
+other. There are T to 2T - 1 phases (fewer if n < 2T): the smallest range that gives every cut modulo T and lets every
+token of the text, the last ones too, be read.
 
 random: every start 0 <= s < n - T is as likely as any other, with replacement (nanoGPT's way).
 
@@ -41,7 +42,7 @@ class TrainWindows:
         self.seed = seed
         self.sampling = sampling
         self.per_epoch = max(1, (n - context) // context)  # K, windows
-        self.phases = min(context, n - self.per_epoch * context)
+        self.phases = n - self.per_epoch * context
         self._epoch = -1
         self._order = np.empty(0, dtype=np.int64)
 

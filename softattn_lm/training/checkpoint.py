@@ -34,13 +34,15 @@ PREFIX = "model."
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """`model` in eval mode; `metrics`: the latest validation figures when it was saved, such as {"loss": 1.9}."""
+    """`model` in eval mode; `metrics`: the latest validation figures when it was saved, such as {"loss": 1.9}; `data`: the
+    "fingerprint" and "source" of what it was trained on."""
 
     model: DecoderLM
     tokenizer: Tokenizer
     config: dict[str, Any]
     step: int
     metrics: dict[str, float]
+    data: dict[str, str]
 
 
 def plain(value: Any, where: str = "checkpoint") -> Any:
@@ -126,4 +128,4 @@ def load_run(folder: Path, which: str = "last", device: str = "cpu") -> LoadedRu
     except RuntimeError as error:
         raise UserError(f"{path}: the weights do not fit the saved config: {' '.join(str(error).split())[:300]}") from None
     model.to(device).eval()
-    return LoadedRun(model, tokenizer, config, own["step"], own["metrics"])
+    return LoadedRun(model, tokenizer, config, own["step"], own["metrics"], own["data"])

@@ -25,19 +25,19 @@ def make_loggers(settings: LoggerSettings, folder: Path, config: dict[str, Any])
         raise UserError("logger=wandb needs the package wandb; install it with: pip install wandb, or type logger=csv") from None
     from lightning.pytorch.loggers import WandbLogger
 
+    if os.environ.get("LOCAL_RANK", "0") != "0" or os.environ.get("NODE_RANK", "0") != "0":
+        return [WandbLogger(save_dir=folder)]       # never started: only the first rank logs
     # One tracker run for one run folder, also when it is continued.
     remembered = folder / "wandb" / "id"
     known = remembered.read_text(encoding="utf-8").strip() if remembered.is_file() else None
-    (folder / "wandb").mkdir(exist_ok=True)
-    logger = WandbLogger(
-        name=folder.name, save_dir=folder, project=settings.project, entity=settings.entity, group=settings.group,
-        tags=settings.tags or None, id=known, resume="allow", config=config,
-        mode="online" if is_logged_in() else os.environ.get("WANDB_MODE", "offline"),
-        settings=wandb.Settings(console="off", silent=True),
+    remembered.parent.mkdir(exist_ok=True)
+    run = wandb.init(
+        name=folder.name, dir=folder, project=settings.project, entity=settings.entity, group=settings.group,
+        tags=settings.tags, id=known, resume="allow", config=config,
+        mode="online" if is_logged_in() else "offline", settings=wandb.Settings(console="off", silent=True),
     )
-    if known is None and os.environ.get("LOCAL_RANK", "0") == "0":
-        remembered.write_text(str(logger.experiment.id), encoding="utf-8")
-    return [logger]
+    remembered.write_text(run.id, encoding="utf-8")
+    return [WandbLogger(save_dir=folder, experiment=run)]
 
 
 def is_logged_in() -> bool:
@@ -58,4 +58,4 @@ def finish_loggers(loggers: list[Logger]) -> None:
     if loggers:
         import wandb
 
-        wandb.finish(quiet=True)
+        wandb.finish()

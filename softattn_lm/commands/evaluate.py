@@ -1,0 +1,97 @@
+"""evaluate: how well do runs predict a text? One table, a column per run; the figures also go to each run's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from softattn_lm.config.settings import EvaluateSettings, section
+from softattn_lm.errors import UserError
+from softattn_lm.runs import find_run, write_json
+
+
+def run(cfg: dict[str, Any], words: list[str]) -> None:
+    """`words`: runs; none is the newest. Raises UserError for a run, a text or a checkpoint that is not there."""
+    settings = section(EvaluateSettings, cfg)
+    if settings.text is not None and settings.file is not None:
+        raise UserError("text= and file= are both a text to measure on; give one of them")
+    folders = [find_run(word, settings.runs) for word in words or [None]]
+    results = [_evaluate(folder, settings) for folder in folders]
+    what = results[0]["text"]
+    for folder, result in zip(folders, results, strict=True):
+        write_json(folder / f"evaluation-{result['kind']}.json", result)
+    _show([folder.name for folder in folders], results, what, settings.by_position)
+
+
+def _evaluate(folder: Path, settings: EvaluateSettings) -> dict[str, Any]:
+    # Torch is imported only once the runs are known to exist.
+    from softattn_lm.evaluation.device import pick_device
+    from softattn_lm.evaluation.measure import measure
+    from softattn_lm.training.checkpoint import load_run
+
+    loaded = load_run(folder, settings.checkpoint, pick_device(settings.device))
+    kind, text, tokens, n_bytes = _tokens(loaded, settings)
+    found = measure(loaded.model, tokens, n_bytes, settings.batch_size)
+    return {
+        "kind": kind, "text": text, "checkpoint": settings.checkpoint, "step": loaded.step,
+        "vocab_size": loaded.tokenizer.vocab_size, "nats_per_token": found.nats_per_token,
+        "standard_error": found.standard_error, "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte,
+        "tokens": found.tokens, "windows": found.windows, "stretches": found.stretches(), "by_position": found.by_position,
+    }
+
+
+def _tokens(loaded: Any, settings: EvaluateSettings) -> tuple[str, str, Any, int]:
+    """(kind, name, ids, UTF-8 bytes) of the text, in the tokens of this run."""
+    from softattn_lm.config.build import build
+    from softattn_lm.data import TextFiles, prepare, prepare_text
+
+    cache = Path(settings.runs).expanduser() / "cache"
+    if settings.text is not None:
+        return "text", "the text given", loaded.tokenizer.encode(settings.text), len(settings.text.encode())
+    if settings.file is not None:
+        split = prepare_text(TextFiles(settings.file, setting="file"), loaded.tokenizer, cache)
+        return "file", settings.file, split.tokens, split.n_bytes
+    prepared = prepare(build(loaded.config["data"]), loaded.config["tokenizer"], cache)
+    if prepared.fingerprint != loaded.data["fingerprint"]:
+        raise UserError(
+            f"the text this run was trained on has changed since ({prepared.source}), and its {settings.split} part may hold "
+            "what it was trained on; measure on a text of your own with file=..."
+        )
+    split = prepared.splits[settings.split]
+    if split.n_tokens < 2:
+        raise UserError(f"split={settings.split} of this run's data is empty; type split=validation, or file=... for another text")
+    return settings.split, f"{settings.split} split of {prepared.source}", split.tokens, split.n_bytes
+
+
+def _show(names: list[str], results: list[dict[str, Any]], what: str, by_position: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=f"loss on the {what}" if results[0]["kind"] in ("train", "validation", "test") else f"loss on {what}")
+    table.add_column("")
+    for name, result in zip(names, results, strict=True):
+        table.add_column(f"{name}\nstep {result['step']}", justify="right", overflow="fold")
+
+    def row(title: str, key: str, shape: str) -> None:
+        table.add_row(title, *("" if r[key] is None else format(r[key], shape) for r in results))
+
+    table.add_row("nats per token", *(f"{r['nats_per_token']:.4f} ± {r['standard_error']:.4f}" for r in results))
+    row("perplexity", "perplexity", ".3f")
+    row("bits per byte", "bits_per_byte", ".4f")
+    row("tokens", "tokens", ",d")
+    table.add_section()
+    for title in dict.fromkeys(title for r in results for title in r["stretches"]):
+        table.add_row(f"{title} of a window", *(_number(r["stretches"].get(title)) for r in results))
+    if by_position:
+        table.add_section()
+        longest = max(len(r["by_position"]) for r in results)
+        for place in sorted({min(longest, 1 << power) for power in range(longest.bit_length() + 1)}):
+            positions = (r["by_position"] for r in results)
+            table.add_row(f"from {place} tokens", *(_number(p[place - 1] if place <= len(p) else None) for p in positions))
+    if len({r["vocab_size"] for r in results}) > 1:
+        table.caption = "different tokenizers: compare bits per byte, not nats per token"
+    Console().print(table)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"

@@ -1,0 +1,8 @@
+"""Room 10: what every attention must keep, as properties that run on anybody's: ours in the tests, yours by a command."""
+
+from softattn_lm.contract import kernels, models
+from softattn_lm.contract.property import PROPERTIES, Verdict, run_property
+from softattn_lm.contract.subject import Subject
+
+# Importing the two modules registers their properties.
+__all__ = ["PROPERTIES", "Subject", "Verdict", "kernels", "models", "run_property"]

@@ -1,0 +1,260 @@
+"""What a kernel by itself must keep: (q, k, v) -> y = A(q, k) v."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from softattn_lm.attention.bias import TensorBias
+from softattn_lm.attention.cache import expand_groups
+from softattn_lm.attention.kernel import AttentionKernel
+from softattn_lm.attention.scale import Constant, InverseDim, InverseSqrt, LearnedPerHead, LogLength, Scale
+from softattn_lm.attention.visibility import Visibility
+from softattn_lm.contract.property import Measure, close, difference, differs, holds, same_bits
+from softattn_lm.contract.subject import B, D, H, Subject, inputs, visibilities
+
+LENGTHS = (1, 5, 31, 33, 127, 129, 137)
+LONG = 300  # beyond the block size of any kernel, and no multiple of one
+
+
+def scales() -> list[Scale]:
+    return [InverseSqrt(D), InverseDim(D), Constant(1.0), LearnedPerHead(D, H), LogLength(D, H, 64)]
+
+
+def _gradients(kernel: AttentionKernel, qkv: tuple[Tensor, ...], by_weights: bool, **given: Any) -> list[Tensor]:
+    """y and its gradients for q, k, v and the kernel's own parameters, through `forward` or through `weights` @ v."""
+    q, k, v = (x.clone().requires_grad_() for x in qkv)
+    y = kernel.weights(q, k, **given) @ v if by_weights else kernel(q, k, v, **given)
+    probe = torch.linspace(-1, 1, y.shape[-2] * y.shape[-1], dtype=y.dtype).reshape(y.shape[-2:])
+    leaves = [q, k, v, *kernel.parameters()]
+    found = torch.autograd.grad((y * probe).sum(), leaves, allow_unused=True)
+    return [y.detach(), *(torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True))]
+
+
+@holds("forward = weights @ v, in values and in gradients, for every mask and at lengths around block sizes")
+def fast_equals_weights(subject: Subject) -> Iterator[Measure]:
+    kernel = subject.kernel()
+    for new in LENGTHS:
+        for past in (0, 3):
+            for mask, visible in visibilities(subject, new, past):
+                given = {"scale": D**-0.5, "visible": visible}
+                fast, slow = (_gradients(kernel, inputs(new, past), by, **given) for by in (False, True))
+                names = ["y", "dq", "dk", "dv", *(f"d{name}" for name, _ in kernel.named_parameters())]
+                for name, a, b in zip(names, fast, slow, strict=True):
+                    yield close(a, b, 2e-5, f"{name}, {mask}, T={new}, S={past + new}")
+
+
+@holds("every scale policy acts as the formula says")
+def scales_are_honoured(subject: Subject) -> Iterator[Measure]:
+    kernel = subject.kernel()
+    for scale in scales():
+        for new, past in ((9, 0), (1, 8), (6, 5)):
+            visible = Visibility(new, past)
+            given = {"scale": scale(visible), "visible": visible}
+            fast, slow = (_gradients(kernel, inputs(new, past), by, **given) for by in (False, True))
+            for a, b in zip(fast, slow, strict=True):
+                yield close(a, b, 2e-5, f"{type(scale).__name__}, T={new}, S={past + new}")
+    if kernel.reads_scores:
+        q, k, v = inputs(9)
+        small, large = (kernel(q, k, v, scale=s, visible=Visibility(9)) for s in (0.1, 3.0))
+        if kernel.differentiable:
+            yield differs(small, large, "scale 0.1 and 3 give the same")
+
+
+@holds("a bias is added to scores, or refused")
+def bias_is_honoured(subject: Subject) -> Iterator[Measure]:
+    kernel = subject.kernel()
+    if not subject.honours("bias"):
+        yield Measure(0.0, 0.0, f"refused: {kernel.refuses['bias']}")
+        return
+    for new, past in ((7, 0), (7, 2), (1, 8)):
+        values = torch.randn(H, new, past + new, generator=torch.Generator().manual_seed(0))
+        q, k, v = inputs(new, past)
+        given: dict[str, Any] = {"scale": 0.5, "visible": Visibility(new, past), "bias": TensorBias(values)}
+        a = kernel.weights(q, k, **given)
+        yield close(kernel(q, k, v, **given), a @ v, 2e-5, f"T={new}, S={past + new}")
+        # The same as scores that already contain the bias: one more component of q that meets a key's own unit vector.
+        wide_q = torch.cat((q * 0.5, values.expand(B, H, new, past + new)), dim=-1)
+        wide_k = torch.cat((k, torch.eye(past + new).expand(B, H, past + new, past + new)), dim=-1)
+        if not getattr(kernel, "soft_cap", None):
+            yield close(a, kernel.weights(wide_q, wide_k, scale=1.0, visible=given["visible"]), 2e-5, f"in scores, T={new}")
+
+
+@holds("hidden keys have weight exactly 0, and rows sum to what the kernel says")
+def weights_are_proper(subject: Subject) -> Iterator[Measure]:
+    kernel = subject.kernel()
+    for new, past in ((9, 0), (9, 4), (1, 6)):
+        for mask, visible in visibilities(subject, new, past):
+            q, k, _ = inputs(new, past)
+            a = kernel.weights(q, k, scale=0.5, visible=visible)
+            where = f"{mask}, T={new}, S={past + new}"
+            readable = visible.dense().expand_as(a)
+            yield Measure(a[~readable].abs().max().item() if (~readable).any() else 0.0, 0.0, f"weight on a hidden key, {where}")
+            total = a.sum(-1)
+            some = readable.any(-1)
+            if kernel.rows_sum_to == "one":
+                yield close(total[some], torch.ones_like(total[some]), 1e-5, f"sum of a row, {where}")
+            elif kernel.rows_sum_to == "at most one":
+                yield Measure((total - 1).clamp_min(0).max().item(), 1e-5, f"sum of a row above 1, {where}")
+
+
+@holds("the future is invisible: later q, k, v leave earlier rows bitwise equal at the same shape")
+def future_is_invisible(subject: Subject) -> Iterator[Measure]:
+    for training in (False, True):
+        kernel = subject.kernel().train(training)
+        mode = "training" if training else "eval"
+        for new, past in ((5, 0), (33, 0), (LONG, 0), (6, 9)):
+            for factor in (1.0, 1e6):
+                for dtype in (torch.float32, torch.bfloat16):
+                    q, k, v = (x * factor if i == 0 else x for i, x in enumerate(inputs(new, past, dtype=dtype)))
+                    t = new // 2
+                    after = [x.clone() for x in (q, k, v)]
+                    after[0][:, :, t:] += 100.0
+                    for x in after[1:]:
+                        x[:, :, past + t :] -= 100.0
+                    given = {"scale": D**-0.5, "visible": Visibility(new, past)}
+                    with torch.no_grad():
+                        first, second = kernel(q, k, v, **given), kernel(*after, **given)
+                    where = f"{mode}, T={new}, S={past + new}, logits x {factor:g}, {str(dtype)[6:]}"
+                    yield same_bits(first[:, :, :t], second[:, :, :t], f"row before {t}: {where}")
+                    yield differs(first[:, :, t:], second[:, :, t:], f"row {t} does not see its own key: {where}")
+
+
+@holds("a key that is not a number, in the future, is not read")
+def future_nan_keys_are_not_read(subject: Subject) -> Iterator[Measure]:
+    kernel = subject.kernel()
+    for new in (5, 33, LONG):
+        q, k, v = inputs(new)
+        poisoned = k.clone()
+        t = new // 2
+        poisoned[:, :, t + 1 :] = torch.nan
+        given = {"scale": D**-0.5, "visible": Visibility(new)}
+        with torch.no_grad():
+            yield same_bits(kernel(q, poisoned, v, **given)[:, :, : t + 1], kernel(q, k, v, **given)[:, :, : t + 1], f"T={new}")
+
+
+@holds("the gradient to future keys and values is exactly 0, and to visible ones it is not")
+def gradients_respect_the_mask(subject: Subject) -> Iterator[Measure]:
+    kernel = subject.kernel()
+    for new in (6, 40):
+        t = new // 2
+        total = torch.zeros(2, new)
+        for probe in range(8):
+            q, k, v = (x.requires_grad_() for x in inputs(new, seed=probe))
+            y = kernel(q, k, v, scale=D**-0.5, visible=Visibility(new))
+            weight = torch.randn(D, generator=torch.Generator().manual_seed(probe))
+            dk, dv = torch.autograd.grad((y[:, :, t] * weight).sum(), (k, v), allow_unused=True, materialize_grads=True)
+            total += torch.stack([g.abs().sum((0, 1, 3)) for g in (dk, dv)])
+        yield Measure(total[:, t + 1 :].max().item(), 0.0, f"to the future of row {t} of {new}")
+        seen = total[1, : t + 1] if not kernel.reads_scores else total[:, : t + 1].sum(0)
+        yield Measure(float((seen == 0).sum()), 0.5 if kernel.reads_every_key else torch.inf, f"visible keys without gradient, row {t} of {new}")
+
+
+@holds("a prefix gives the same in a shorter tensor")
+def prefix_is_stable(subject: Subject) -> Iterator[Measure]:
+    kernel = subject.kernel()
+    for new, kept in ((9, 5), (137, 33), (LONG, 129)):
+        q, k, v = inputs(new)
+        full = kernel(q, k, v, scale=D**-0.5, visible=Visibility(new))[:, :, :kept]
+        short = kernel(q[:, :, :kept], k[:, :, :kept], v[:, :, :kept], scale=D**-0.5, visible=Visibility(kept))
+        yield close(short, full, 1e-5, f"{kept} of {new}")
+
+
+@holds("rows with nothing to read give 0, with gradients that are numbers")
+def empty_rows_give_zero(subject: Subject) -> Iterator[Measure]:
+    if not subject.honours("documents"):
+        yield Measure(0.0, 0.0, f"refused: {subject.kernel().refuses['documents']}")
+        return
+    kernel = subject.kernel()
+    documents = torch.tensor([[-1, -1, 0, 0, 0], [0, 0, 0, -1, -1]])
+    y, *gradients = _gradients(kernel, inputs(5), False, scale=0.5, visible=Visibility(5, documents=documents))
+    empty = (documents < 0)[:, None, :, None].expand_as(y)
+    yield Measure(y[empty].abs().max().item(), 0.0, "y of a padding row")
+    for name, gradient in zip(("dq", "dk", "dv"), gradients, strict=False):
+        yield same_bits(gradient, gradient.nan_to_num(), f"{name} is not a number")
+
+
+@holds("gradients agree with finite differences in float64, or with the stated surrogate")
+def gradients_are_right(subject: Subject) -> Iterator[Measure]:
+    kernel = subject.kernel().double()
+    q, k, v = (torch.randn(1, H, t, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(t)) for t in (3, 4, 4))
+    visible = Visibility(3, 1)
+    if not kernel.differentiable:
+        q, k = q.requires_grad_(), k.requires_grad_()
+        surrogate: Any = kernel.surrogate
+        given = {"scale": 0.7, "visible": visible}
+        stated = torch.autograd.grad((surrogate(q, k, **given) @ v).square().sum(), (q, k))
+        # The chain rule at y: dL/dA is taken at the hard A and handed to the surrogate.
+        y = kernel(q, k, v, **given)
+        found = torch.autograd.grad(y, (q, k), grad_outputs=2 * (surrogate(q, k, **given) @ v).detach())
+        for a, b in zip(found, stated, strict=True):
+            yield close(a, b, 1e-10, "against the surrogate")
+        return
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+
+    def function(*qkv: Tensor) -> Tensor:
+        return kernel(*qkv, scale=0.7, visible=visible)
+
+    try:
+        torch.autograd.gradcheck(function, leaves)
+        yield Measure(0.0, 1e-5, "q, k, v")
+    except RuntimeError as error:  # gradcheck says so by raising
+        yield Measure(torch.inf, 1e-5, str(error).splitlines()[0])
+
+
+@holds("grouped heads equal repeated heads, neighbours sharing a group")
+def grouped_heads_are_repeated(subject: Subject) -> Iterator[Measure]:
+    kernel = subject.kernel()
+    for groups in (1, 2):
+        q, k, v = inputs(6, 2, keys=groups)
+        given = {"scale": 0.5, "visible": Visibility(6, 2)}
+        # By hand: head h reads group h // (H / G).
+        order = [h // (H // groups) for h in range(H)]
+        expected = kernel.weights(q, k[:, order], **given) @ v[:, order]
+        got = kernel(q, k, v, **given) if kernel.grouped else kernel(q, expand_groups(k, H), expand_groups(v, H), **given)
+        yield close(got, expected, 2e-5, f"{groups} groups for {H} heads")
+
+
+@holds("rows of a batch are independent")
+def batch_rows_are_independent(subject: Subject) -> Iterator[Measure]:
+    kernel = subject.kernel()
+    for new in (9, 137):
+        q, k, v = inputs(new)
+        changed = [x.clone() for x in (q, k, v)]
+        for x in changed:
+            x[1] += 3.0
+        given = {"scale": 0.5, "visible": Visibility(new)}
+        with torch.no_grad():
+            yield same_bits(kernel(*changed, **given)[0], kernel(q, k, v, **given)[0], f"row 0, T={new}")
+
+
+@holds("dropout acts while training and is silent in eval, and is right on average")
+def dropout_is_for_training(subject: Subject) -> Iterator[Measure]:
+    kernel = subject.kernel()
+    if "dropout" in kernel.refuses:
+        yield Measure(0.0, 0.0, f"refused: {kernel.refuses['dropout']}")
+        return
+    kernel = subject.kernel(dropout=0.5)
+    q, k, v = inputs(16)
+    given = {"scale": 0.5, "visible": Visibility(16)}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        quiet = kernel.eval()(q, k, v, **given)
+        yield same_bits(quiet, kernel(q, k, v, **given), "two calls in eval")
+        yield close(quiet, kernel.weights(q, k, **given) @ v, 2e-5, "eval against the weights")
+        yield differs(kernel.train()(q, k, v, **given), kernel(q, k, v, **given), "two calls in training are equal")
+        mean = torch.stack([kernel(q, k, v, **given) for _ in range(400)]).mean(0)
+    yield Measure((mean - quiet).abs().mean().item(), 0.08, "mean of 400 draws")
+
+
+@holds("exact in bfloat16 to its own precision")
+def bfloat16_is_close(subject: Subject) -> Iterator[Measure]:
+    kernel = subject.kernel()
+    for new, past in ((33, 0), (5, 7)):
+        exact = inputs(new, past, dtype=torch.bfloat16)
+        given = {"scale": D**-0.5, "visible": Visibility(new, past)}
+        with torch.no_grad():
+            rounded, precise = kernel(*exact, **given), kernel(*(x.float() for x in exact), **given)
+        error = difference(rounded, precise)
+        yield Measure(error if kernel.differentiable else 0.0, 3e-2, f"T={new}, S={past + new}")
