@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import secrets
@@ -29,10 +30,20 @@ from softattn_lm.errors import UserError
 
 State = Literal["running", "finished", "failed", "interrupted"]
 
-# What a continued run may change: how long it goes on, where it runs and what is written down; nothing that was learned with.
+# What a continued run may change: how long it goes on, where it runs and what is written down; nothing that was learned
+# with.
 RESUMABLE = (
-    "steps", "tokens", "epochs", "logger", "trainer", "training.val_every", "training.log_every", "training.sample_every",
-    "training.save_every", "training.keep_steps", "training.num_workers",
+    "steps",
+    "tokens",
+    "epochs",
+    "logger",
+    "trainer",
+    "training.val_every",
+    "training.log_every",
+    "training.sample_every",
+    "training.save_every",
+    "training.keep_steps",
+    "training.num_workers",
 )
 _BUDGETS = ("steps", "tokens", "epochs")
 
@@ -41,7 +52,8 @@ def new_run(root: str | Path, name: str | None, config: dict[str, Any]) -> Path:
     """Make a run folder of its own below `root`, holding config.yaml and versions.json, and return it.
 
     Without a name the folder is called after the time and six random hex digits. The folder is made exclusively: of two
-    runs that ask for the same name at the same moment one gets it. Raises UserError for a name that is taken or no name.
+    runs that ask for the same name at the same moment one gets it. Raises UserError for a name that is taken or no
+    name.
     """
     root = Path(root).expanduser()
     root.mkdir(parents=True, exist_ok=True)
@@ -72,12 +84,15 @@ def _valid_name(name: str) -> str:
     bad = sorted({c for c in name if not (c.isalnum() or c in "._-")})
     if not name or bad or name.startswith((".", "-")) or name == "cache":
         said = f"contains {' '.join(repr(c) for c in bad)}" if bad else "is empty, reserved or begins with . or -"
-        raise UserError(f"name={name} {said}; use letters, digits, dots, dashes and underscores, such as name=sdpa-seed0")
+        raise UserError(
+            f"name={name} {said}; use letters, digits, dots, dashes and underscores, such as name=sdpa-seed0"
+        )
     return name
 
 
 def find_run(text: str | None, root: str | Path) -> Path:
-    """The run a person means: a path, a name below `root`, or the beginning of exactly one name. None is the newest run.
+    """The run a person means: a path, a name below `root`, or the beginning of exactly one name. None is the newest
+    run.
 
     Raises UserError with the nearest name when there is no such run, or with the candidates when there are several.
     """
@@ -103,7 +118,9 @@ def find_run(text: str | None, root: str | Path) -> Path:
     if near:
         hint = f"did you mean {near[0]}?"
     else:
-        hint = f"the newest is {find_run(None, root).name}" if folders else "there are none yet: python scripts/train.py"
+        hint = (
+            f"the newest is {find_run(None, root).name}" if folders else "there are none yet: python scripts/train.py"
+        )
     raise UserError(f"no run {text!r} below {root}; {hint}")
 
 
@@ -127,7 +144,8 @@ def write_config(folder: Path, config: dict[str, Any]) -> None:
 
 
 def resumed_config(saved: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """The settings a continued run goes on with: the saved ones, and `changes` (dotted key -> value) where they are allowed.
+    """The settings a continued run goes on with: the saved ones, and `changes` (dotted key -> value) where they are
+    allowed.
 
     A change to the value that is already there is no change. A new budget replaces the old one, in whatever unit.
     Raises UserError naming the first setting that may not change.
@@ -141,7 +159,8 @@ def resumed_config(saved: dict[str, Any], changes: dict[str, Any]) -> dict[str, 
         if _get(saved, key) != value:
             had = "" if isinstance(value, dict) else f" (the run has {_get(saved, key)}, you typed {value})"
             raise UserError(
-                f"{key} cannot change when a run is continued{had}; allowed are {', '.join(RESUMABLE)}; start a new run instead"
+                f"{key} cannot change when a run is continued{had}; allowed are {', '.join(RESUMABLE)}; "
+                "start a new run instead"
             )
     if any(changes.get(key) is not None for key in _BUDGETS):
         for key in _BUDGETS:
@@ -195,7 +214,11 @@ def cut_metrics(folder: Path, step: int) -> None:
 
 def versions() -> dict[str, Any]:
     """What this run was computed with; a package that is not installed is left out."""
-    found: dict[str, Any] = {"python": platform.python_version(), "platform": platform.platform(), "softattn_lm": __version__}
+    found: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "softattn_lm": __version__,
+    }
     for package in ("torch", "lightning", "hydra-core", "numpy", "datasets", "tokenizers"):
         try:
             found[package] = importlib.metadata.version(package)
@@ -215,7 +238,10 @@ def _git_commit() -> str | None:
     try:
         said = subprocess.run(
             ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--dirty=+changes"],
-            capture_output=True, text=True, timeout=10, check=True,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -223,7 +249,16 @@ def _git_commit() -> str | None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    replace_text(path, json.dumps(value, indent=1) + "\n")
+    """A number that is not finite becomes null: JSON knows no other."""
+    replace_text(path, json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def replace_text(path: Path, text: str) -> None:

@@ -20,5 +20,5 @@ def pytest_configure() -> None:
     os.environ |= {"no_proxy": "127.0.0.1,localhost,::1", "NO_PROXY": "127.0.0.1,localhost,::1"}
     for name in ("WANDB_API_KEY", "HF_TOKEN"):
         os.environ.pop(name, None)
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        os.environ["OMP_NUM_THREADS"] = "1"  # several workers share the cores; read when torch is imported
+    # Read when torch is imported. Tensors here are tiny, and several workers share the cores: threads would only wait.
+    os.environ["OMP_NUM_THREADS"] = "1"

@@ -107,6 +107,8 @@ WRONG = {
     ("training.keep_steps=[1,x]",): "a list of whole numbers in brackets or log",
     ("training=5",): "training is a section",
     ("model.size=small",): "model/size=small",
+    ("mask.pattern=SSSL",): "type mask=pattern",
+    ("mask=pattern", "mask.pattern=SXL"): "letter X",
     ("attention.sdpa=true",): "type attention=sdpa",
     ("model.n_head=3",): "type model.n_head=2, or give model.head_dim",
     ("model.n_kv_head=3",): "type one of 1, 2, 4",

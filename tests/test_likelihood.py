@@ -17,8 +17,12 @@ def logits_and_targets(windows: int, context: int, vocabulary: int, seed: int = 
 def test_the_mean_is_over_predicted_tokens_and_not_over_batches():
     logits, targets = logits_and_targets(5, 4, 7)
     targets[4, 1:] = IGNORED
-    expected = [-logits[b, t].double().log_softmax(-1)[targets[b, t]].item() for b in range(5) for t in range(4)
-                if targets[b, t] != IGNORED]
+    expected = [
+        -logits[b, t].double().log_softmax(-1)[targets[b, t]].item()
+        for b in range(5)
+        for t in range(4)
+        if targets[b, t] != IGNORED
+    ]
     for size in (1, 2, 5):
         likelihood = Likelihood()
         for x, y in zip(logits.split(size), targets.split(size), strict=True):
@@ -40,7 +44,7 @@ def test_bits_per_byte_and_perplexity_are_other_units_of_the_same_number():
 
 def test_loss_by_position_leaves_out_what_is_not_predicted():
     logits, targets = torch.zeros(3, 4, 2), torch.zeros(3, 4, dtype=torch.int64)
-    logits[:, 2, 0] = math.log(3.0)     # probability 3/4 of the right one at the third place
+    logits[:, 2, 0] = math.log(3.0)  # probability 3/4 of the right one at the third place
     targets[2, 2:] = IGNORED
     likelihood = Likelihood()
     likelihood.add(logits, targets)
@@ -56,7 +60,7 @@ def window_losses(losses: torch.Tensor) -> Likelihood:
     """A Likelihood that has seen windows of one token with the given nats."""
     likelihood = Likelihood()
     p = torch.exp(-losses)
-    logits = torch.stack((p, 1 - p), -1).log()[:, None, :]      # (N, 1, 2)
+    logits = torch.stack((p, 1 - p), -1).log()[:, None, :]  # (N, 1, 2)
     likelihood.add(logits, torch.zeros(len(losses), 1, dtype=torch.int64))
     return likelihood
 
@@ -65,7 +69,7 @@ def window_losses(losses: torch.Tensor) -> Likelihood:
 def test_the_standard_error_is_how_the_mean_really_spreads_over_texts(correlation):
     # Independent windows, and a text whose neighbouring windows resemble each other: there, an error that assumed
     # independence would be half of the truth.
-    noise = torch.randn(900, 200, generator=torch.Generator().manual_seed(0))       # 200 texts of 900 windows
+    noise = torch.randn(900, 200, generator=torch.Generator().manual_seed(0))  # 200 texts of 900 windows
     level = [noise[0]]
     for i in range(1, 900):
         level.append(correlation * level[-1] + math.sqrt(1 - correlation**2) * noise[i])
@@ -86,7 +90,7 @@ def test_ranks_that_add_their_sums_get_the_mean_of_the_whole_text():
     ranks = [Likelihood(), Likelihood()]
     ranks[0].add(logits[:5], targets[:5])
     ranks[1].add(logits[5:], targets[5:])
-    ranks[1].add(torch.zeros(1, 4, 7), torch.full((1, 4), IGNORED))     # out of text, keeping step
+    ranks[1].add(torch.zeros(1, 4, 7), torch.full((1, 4), IGNORED))  # out of text, keeping step
     sent = []
     ranks[0].result(reduce=lambda values: sent.append(values) or values)
     result = ranks[1].result(reduce=lambda values: values + sent[0])

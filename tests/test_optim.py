@@ -40,9 +40,14 @@ def test_hidden_matrices_move_as_under_torchs_muon(compute, decay):
     ours, theirs = make_roles(), make_roles()
     optimizer = MuonAdamW(ours, lr=0.1, weight_decay=decay, compute=compute)
     # Torch knows of no fused matrices, so there the parts are parameters of their own.
-    parts = {role.name: [nn.Parameter(p.detach().clone()) for p in role.parameter.split(list(role.rows))] for role in theirs
-             if role.role == "hidden"}
-    reference = torch.optim.Muon([p for ps in parts.values() for p in ps], lr=0.1, weight_decay=decay, adjust_lr_fn="original")
+    parts = {
+        role.name: [nn.Parameter(p.detach().clone()) for p in role.parameter.split(list(role.rows))]
+        for role in theirs
+        if role.role == "hidden"
+    }
+    reference = torch.optim.Muon(
+        [p for ps in parts.values() for p in ps], lr=0.1, weight_decay=decay, adjust_lr_fn="original"
+    )
     for step in range(8):
         give_gradients(ours, step)
         for role in ours:
@@ -56,7 +61,7 @@ def test_hidden_matrices_move_as_under_torchs_muon(compute, decay):
         if role.role == "hidden":
             expected = torch.cat(list(parts[role.name]))
             moved = (expected - start[role.name]).abs().max()
-            assert moved > 0.2      # far enough for the comparison to mean something
+            assert moved > 0.2  # far enough for the comparison to mean something
             torch.testing.assert_close(role.parameter, expected, atol=2e-2, rtol=0)
 
 
@@ -65,8 +70,13 @@ def test_other_parameters_move_as_under_torchs_adamw_bit_for_bit():
     optimizer = MuonAdamW(ours, lr=0.02, adam_weight_decay=0.1)
     multiples = {"embedding": 5.0, "head": 0.25, "vector": 0.5}
     groups = [
-        {"params": [role.parameter], "lr": 0.02 * multiples[role.role], "weight_decay": 0.0 if role.role == "vector" else 0.1}
-        for role in theirs if role.role in multiples
+        {
+            "params": [role.parameter],
+            "lr": 0.02 * multiples[role.role],
+            "weight_decay": 0.0 if role.role == "vector" else 0.1,
+        }
+        for role in theirs
+        if role.role in multiples
     ]
     reference = torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-10, fused=True)
     for step in range(10):
@@ -82,10 +92,16 @@ def test_other_parameters_move_as_under_torchs_adamw_bit_for_bit():
 def test_fused_adamw_is_the_written_out_one_to_rounding():
     ours, theirs = make_roles(), make_roles()
     optimizer = AdamW(ours, lr=1e-3)
-    reference = torch.optim.AdamW([
-        {"params": [role.parameter for role in theirs if role.role != "vector"], "weight_decay": 0.1},
-        {"params": [role.parameter for role in theirs if role.role == "vector"], "weight_decay": 0.0},
-    ], lr=1e-3, betas=(0.9, 0.99), foreach=False, fused=False)
+    reference = torch.optim.AdamW(
+        [
+            {"params": [role.parameter for role in theirs if role.role != "vector"], "weight_decay": 0.1},
+            {"params": [role.parameter for role in theirs if role.role == "vector"], "weight_decay": 0.0},
+        ],
+        lr=1e-3,
+        betas=(0.9, 0.99),
+        foreach=False,
+        fused=False,
+    )
     for step in range(10):
         give_gradients(ours, step)
         give_gradients(theirs, step)
@@ -109,11 +125,11 @@ def test_an_orthogonal_update_has_singular_values_near_one_and_the_direction_of_
 def test_parts_of_a_fused_matrix_are_made_orthogonal_apart():
     generator = torch.Generator().manual_seed(0)
     parts = [torch.randn(16, 16, generator=generator) * size for size in (100.0, 1.0, 0.01)]
-    fused, = orthogonal_updates([torch.cat(parts)], [(16, 16, 16)], torch.float32)
+    (fused,) = orthogonal_updates([torch.cat(parts)], [(16, 16, 16)], torch.float32)
     alone = orthogonal_updates(parts, [(16,)] * 3, torch.float32)
     torch.testing.assert_close(fused, torch.cat(alone), atol=1e-5, rtol=0)
-    as_one, = orthogonal_updates([torch.cat(parts)], [(48,)], torch.float32)
-    assert as_one[32:].norm() < 0.1 * fused[32:].norm()     # the smallest part would hardly move
+    (as_one,) = orthogonal_updates([torch.cat(parts)], [(48,)], torch.float32)
+    assert as_one[32:].norm() < 0.1 * fused[32:].norm()  # the smallest part would hardly move
 
 
 def test_tall_parts_are_scaled_by_the_root_of_rows_over_columns():
@@ -130,10 +146,13 @@ def test_each_parameter_is_in_exactly_one_group(make):
     assert sorted(held) == sorted(id(role.parameter) for role in roles)
 
 
-@pytest.mark.parametrize("make", [
-    lambda roles: AdamW(roles, lr=0.1, weight_decay=0.5),
-    lambda roles: MuonAdamW(roles, lr=0.1, weight_decay=0.5, adam_weight_decay=0.5),
-])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda roles: AdamW(roles, lr=0.1, weight_decay=0.5),
+        lambda roles: MuonAdamW(roles, lr=0.1, weight_decay=0.5, adam_weight_decay=0.5),
+    ],
+)
 def test_without_gradients_to_follow_matrices_shrink_and_vectors_stay(make):
     roles = make_roles()
     before = {role.name: role.parameter.detach().clone() for role in roles}
@@ -193,7 +212,7 @@ def test_a_parameter_without_a_gradient_is_left_alone():
 
 @pytest.mark.parametrize("setting", [{"beta1": 1.0}, {"lr": -0.1}, {"weight_decay": -1.0}, {"eps": float("nan")}])
 def test_a_number_out_of_range_is_named(setting):
-    (name, _), = setting.items()
+    ((name, _),) = setting.items()
     with pytest.raises(UserError, match=f"optimizer.{name}="):
         AdamW(make_roles(), **{"lr": 0.1, **setting})
 

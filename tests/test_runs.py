@@ -10,12 +10,28 @@ import pytest
 
 from softattn_lm.errors import UserError
 from softattn_lm.runs import (
-    cut_metrics, find_run, new_run, read_config, read_metrics, read_status, resumed_config, versions, write_status,
+    cut_metrics,
+    find_run,
+    new_run,
+    read_config,
+    read_metrics,
+    read_status,
+    resumed_config,
+    versions,
+    write_status,
 )
 
 CONFIG = {
-    "seed": 0, "lr": 0.02, "steps": 100, "tokens": None, "epochs": None, "batch_size": 12, "model": {"context": 64},
-    "logger": {"name": "csv"}, "trainer": {"accelerator": "auto"}, "attention": {"_target_": "a.B"},
+    "seed": 0,
+    "lr": 0.02,
+    "steps": 100,
+    "tokens": None,
+    "epochs": None,
+    "batch_size": 12,
+    "model": {"context": 64},
+    "logger": {"name": "csv"},
+    "trainer": {"accelerator": "auto"},
+    "attention": {"_target_": "a.B"},
     "training": {"accumulate": 4, "val_every": 250, "keep_steps": []},
 }
 
@@ -86,11 +102,22 @@ def test_a_folder_that_only_looks_like_a_run_is_no_run(tmp_path):
         read_config(folder)
 
 
-@pytest.mark.parametrize("changes", [
-    {"steps": 200}, {"logger": {"name": "wandb"}}, {"trainer": {"accelerator": "cpu"}}, {"trainer.devices": 2},
-    {"training.val_every": 10}, {"training.keep_steps": [1, 2]}, {"training.num_workers": 2},
-    {"lr": 0.02}, {"attention": {"_target_": "a.B"}}, {"resume": "a"}, {"runs": "elsewhere"},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": 200},
+        {"logger": {"name": "wandb"}},
+        {"trainer": {"accelerator": "cpu"}},
+        {"trainer.devices": 2},
+        {"training.val_every": 10},
+        {"training.keep_steps": [1, 2]},
+        {"training.num_workers": 2},
+        {"lr": 0.02},
+        {"attention": {"_target_": "a.B"}},
+        {"resume": "a"},
+        {"runs": "elsewhere"},
+    ],
+)
 def test_a_continued_run_may_change_how_long_where_and_what_is_written(changes):
     config = resumed_config(CONFIG, changes)
     for key, value in changes.items():
@@ -102,13 +129,23 @@ def test_a_continued_run_may_change_how_long_where_and_what_is_written(changes):
     assert config["training"]["accumulate"] == 4 and config["batch_size"] == 12
 
 
-@pytest.mark.parametrize("changes", [
-    {"lr": 0.01}, {"seed": 1}, {"batch_size": 24}, {"model.context": 128}, {"attention": {"_target_": "a.C"}},
-    {"training.accumulate": 2}, {"training.clip": 2.0}, {"experiment": "nanogpt_cpu"}, {"training": {"accumulate": 1}},
-    {"loggers": 1},
-])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lr": 0.01},
+        {"seed": 1},
+        {"batch_size": 24},
+        {"model.context": 128},
+        {"attention": {"_target_": "a.C"}},
+        {"training.accumulate": 2},
+        {"training.clip": 2.0},
+        {"experiment": "nanogpt_cpu"},
+        {"training": {"accumulate": 1}},
+        {"loggers": 1},
+    ],
+)
 def test_anything_else_is_refused_by_name(changes):
-    (name, _), = changes.items()
+    ((name, _),) = changes.items()
     with pytest.raises(UserError, match=f"^{name} cannot change"):
         resumed_config(CONFIG, {"steps": 200, **changes})
 
@@ -116,7 +153,7 @@ def test_anything_else_is_refused_by_name(changes):
 def test_a_new_budget_replaces_the_old_one_in_whatever_unit():
     config = resumed_config(CONFIG, {"tokens": 5000})
     assert (config["steps"], config["tokens"], config["epochs"]) == (None, 5000, None)
-    assert CONFIG["steps"] == 100       # the saved settings themselves are not touched
+    assert CONFIG["steps"] == 100  # the saved settings themselves are not touched
 
 
 def test_the_status_says_how_far_a_run_came(tmp_path):

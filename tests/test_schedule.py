@@ -1,4 +1,6 @@
-"""Schedules as functions of the step; that Lightning asks them once per optimizer step is tested with the training loop."""
+"""Schedules as functions of the step; that Lightning asks them once per optimizer step is tested with the training
+loop.
+"""
 
 import math
 
@@ -29,7 +31,7 @@ def test_every_schedule_warms_up_to_the_full_rate_and_no_further(schedule):
     curve = [schedule.multiplier(step, 100) for step in range(100)]
     assert curve[:10] == pytest.approx([(i + 1) / 11 for i in range(10)])
     assert max(curve) == curve[10] == 1.0
-    assert min(curve) > 0.0     # no step is wasted at a rate of zero
+    assert min(curve) > 0.0  # no step is wasted at a rate of zero
 
 
 def test_warmup_counts_steps_from_one_on_and_is_a_fraction_below():
@@ -56,10 +58,14 @@ def test_linear_goes_to_zero_after_the_last_step():
     assert [LinearToZero(0).multiplier(step, 4) for step in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
 
 
-@pytest.mark.parametrize(("make", "name"), [
-    (lambda: Cosine(warmup=-1), "warmup"), (lambda: Cosine(final_fraction=1.5), "final_fraction"),
-    (lambda: WarmupStableDecay(decay=-0.1), "decay"),
-])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Cosine(warmup=-1), "warmup"),
+        (lambda: Cosine(final_fraction=1.5), "final_fraction"),
+        (lambda: WarmupStableDecay(decay=-0.1), "decay"),
+    ],
+)
 def test_a_setting_out_of_range_is_named(make, name):
     with pytest.raises(UserError, match=f"schedule.{name}="):
         make()

@@ -24,11 +24,21 @@ def reference(tmp_path_factory):
     return folder, tiny_train(folder, "name=reference")
 
 
-@pytest.mark.parametrize("overrides", [
-    ["training.val_every=1"], ["training.val_every=50"], ["training.log_every=1"], ["training.log_every=100"],
-    ["training.sample_every=1"], ["training.save_every=1", "training.keep_steps=log"], ["training.num_workers=2"],
-    ["logger=csv"], ["logger=wandb"],
-], ids=lambda overrides: overrides[0])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["training.val_every=1"],
+        ["training.val_every=50"],
+        ["training.log_every=1"],
+        ["training.log_every=100"],
+        ["training.sample_every=1"],
+        ["training.save_every=1", "training.keep_steps=log"],
+        ["training.num_workers=2"],
+        ["logger=csv"],
+        ["logger=wandb"],
+    ],
+    ids=lambda overrides: overrides[0],
+)
 def test_losses_do_not_depend_on_what_happens_beside_training(reference, overrides):
     folder, run = reference
     assert losses(tiny_train(folder, *overrides)) == losses(run)
@@ -38,7 +48,7 @@ def test_losses_do_not_depend_on_what_happens_beside_training(reference, overrid
 def test_another_seed_gives_other_losses(reference):
     folder, run = reference
     other = losses(tiny_train(folder, "seed=1"))
-    assert len({*losses(run)[1:], *other[1:]}) == 10     # the first loss is ln V whatever the seed: the head starts at 0
+    assert len({*losses(run)[1:], *other[1:]}) == 10  # the first loss is ln V whatever the seed: the head starts at 0
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -68,7 +78,7 @@ def test_training_is_a_plain_loop_written_out(tmp_path, optimizer):
         update.zero_grad()
         assert rows[step]["loss"] == pytest.approx(sum(total) / 2, abs=1e-6)
         assert rows[step]["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
-        assert rows[step]["grad_norm"] > 0.1    # so that clipping did something
+        assert rows[step]["grad_norm"] > 0.1  # so that clipping did something
         assert rows[step]["lr"] == pytest.approx(rates[0] * schedule.multiplier(step, 5))
     trained = load_run(run).model
     for (name, ours), theirs in zip(trained.named_parameters(), model.parameters(), strict=True):
@@ -93,7 +103,7 @@ def test_validation_is_the_loss_over_the_whole_split_of_the_model_without_dropou
     row = [row for row in read_metrics(run) if row["kind"] == "validation"][-1]
     assert row["tokens"] == len(tokens) - 1
     assert row["loss"] == pytest.approx(nats / (len(tokens) - 1), abs=1e-6)
-    assert row["bits_per_byte"] == pytest.approx(row["loss"] / math.log(2), rel=1e-6)   # one byte per character here
+    assert row["bits_per_byte"] == pytest.approx(row["loss"] / math.log(2), rel=1e-6)  # one byte per character here
     assert [r["step"] for r in read_metrics(run) if r["kind"] == "validation"] == [3, 6]
 
 
@@ -123,8 +133,8 @@ def test_on_a_text_with_structure_something_is_learned(tmp_path):
 
 def test_a_budget_in_tokens_or_epochs_comes_to_the_same_steps(tmp_path):
     run = tiny_train(tmp_path, "tokens=700")
-    assert read_status(run) == {"state": "finished", "step": 6, "steps": 6, "error": None}     # 700 / 128 rounded up
-    run = tiny_train(tmp_path, "epochs=0.1")        # of 5400 characters
+    assert read_status(run) == {"state": "finished", "step": 6, "steps": 6, "error": None}  # 700 / 128 rounded up
+    run = tiny_train(tmp_path, "epochs=0.1")  # of 5400 characters
     assert read_status(run)["steps"] == 5
 
 
@@ -164,12 +174,23 @@ def test_a_run_without_a_validation_split_trains_and_saves(tmp_path):
 
 
 def test_described_sizes_are_those_counted_by_hand(tmp_path):
-    sizes = described(tiny_config(
-        tmp_path, "model=plain", "model.n_layer=2", "model.n_head=2", "model.d_model=16", "model.context=16", "model.mlp=gelu",
-        "model.bias=false", "model.norm_gain=false", "model.tie_head=false", "position=rotary",
-    ))
+    sizes = described(
+        tiny_config(
+            tmp_path,
+            "model=plain",
+            "model.n_layer=2",
+            "model.n_head=2",
+            "model.d_model=16",
+            "model.context=16",
+            "model.mlp=gelu",
+            "model.bias=false",
+            "model.norm_gain=false",
+            "model.tie_head=false",
+            "position=rotary",
+        )
+    )
     hidden = 2 * (4 * 16 * 16 + 2 * 4 * 16 * 16)
     head = sizes["vocab_size"] * 16
     assert sizes["parameters"] == hidden + 2 * head
     assert sizes["embedding_parameters"] == head
-    assert sizes["flops_per_token"] == 6 * (hidden + head) + 12 * 2 * 16 * 8.5     # 8.5 keys read on average
+    assert sizes["flops_per_token"] == 6 * (hidden + head) + 12 * 2 * 16 * 8.5  # 8.5 keys read on average

@@ -13,9 +13,22 @@ from softattn_lm.runs import new_run, read_metrics
 from softattn_lm.training.run import train
 
 TINY = [
-    "trainer=cpu", "model.n_layer=2", "model.n_head=2", "model.d_model=16", "model.context=16", "model.dropout=0.2",
-    "batch_size=8", "steps=6", "training.val_every=3", "training.log_every=2", "training.accumulate=2", "logger=none",
-    "data=text_file", "tokenizer=char", "data.sampling=permuted", "data.val_fraction=0.1",
+    "trainer=cpu",
+    "model.n_layer=2",
+    "model.n_head=2",
+    "model.d_model=16",
+    "model.context=16",
+    "model.dropout=0.2",
+    "batch_size=8",
+    "steps=6",
+    "training.val_every=3",
+    "training.log_every=2",
+    "training.accumulate=2",
+    "logger=none",
+    "data=text_file",
+    "tokenizer=char",
+    "data.sampling=permuted",
+    "data.val_fraction=0.1",
 ]
 
 

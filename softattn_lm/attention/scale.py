@@ -79,5 +79,6 @@ class LogLength(Scale):
         self.gain = nn.Parameter(torch.full((n_head,), start))
 
     def forward(self, visible: Visibility) -> Tensor:
-        length = visible.count().to(self.gain.dtype).log()  # (T, 1)
+        # A padding row reads nothing, and log 0 would make its query infinite.
+        length = visible.count().clamp_min(1).to(self.gain.dtype).log()  # (T, 1)
         return (self.gain * self.root)[:, None, None] * length  # (H, T, 1)

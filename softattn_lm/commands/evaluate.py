@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
     settings = section(EvaluateSettings, cfg)
     if settings.text is not None and settings.file is not None:
         raise UserError("text= and file= are both a text to measure on; give one of them")
-    folders = [find_run(word, settings.runs) for word in words or [None]]
+    named: list[str | None] = [*words] or [None]
+    folders = [find_run(word, settings.runs) for word in named]
     results = [_evaluate(folder, settings) for folder in folders]
     what = results[0]["text"]
     for folder, result in zip(folders, results, strict=True):
@@ -33,10 +35,19 @@ def _evaluate(folder: Path, settings: EvaluateSettings) -> dict[str, Any]:
     kind, text, tokens, n_bytes = _tokens(loaded, settings)
     found = measure(loaded.model, tokens, n_bytes, settings.batch_size)
     return {
-        "kind": kind, "text": text, "checkpoint": settings.checkpoint, "step": loaded.step,
-        "vocab_size": loaded.tokenizer.vocab_size, "nats_per_token": found.nats_per_token,
-        "standard_error": found.standard_error, "perplexity": found.perplexity, "bits_per_byte": found.bits_per_byte,
-        "tokens": found.tokens, "windows": found.windows, "stretches": found.stretches(), "by_position": found.by_position,
+        "kind": kind,
+        "text": text,
+        "checkpoint": settings.checkpoint,
+        "step": loaded.step,
+        "vocab_size": loaded.tokenizer.vocab_size,
+        "nats_per_token": found.nats_per_token,
+        "standard_error": found.standard_error,
+        "perplexity": found.perplexity,
+        "bits_per_byte": found.bits_per_byte,
+        "tokens": found.tokens,
+        "windows": found.windows,
+        "stretches": found.stretches(),
+        "by_position": found.by_position,
     }
 
 
@@ -54,20 +65,29 @@ def _tokens(loaded: Any, settings: EvaluateSettings) -> tuple[str, str, Any, int
     prepared = prepare(build(loaded.config["data"]), loaded.config["tokenizer"], cache)
     if prepared.fingerprint != loaded.data["fingerprint"]:
         raise UserError(
-            f"the text this run was trained on has changed since ({prepared.source}), and its {settings.split} part may hold "
-            "what it was trained on; measure on a text of your own with file=..."
+            f"the text this run was trained on has changed since ({prepared.source}), and its {settings.split} part "
+            "may hold what it was trained on; measure on a text of your own with file=..."
         )
     split = prepared.splits[settings.split]
     if split.n_tokens < 2:
-        raise UserError(f"split={settings.split} of this run's data is empty; type split=validation, or file=... for another text")
+        raise UserError(
+            f"split={settings.split} of this run's data is empty; type split=validation, or file=... for another text"
+        )
     return settings.split, f"{settings.split} split of {prepared.source}", split.tokens, split.n_bytes
+
+
+def with_error(value: float, error: float) -> str:
+    """A text of one window has no standard error."""
+    return f"{value:.4f}" if math.isnan(error) else f"{value:.4f} ± {error:.4f}"
 
 
 def _show(names: list[str], results: list[dict[str, Any]], what: str, by_position: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"loss on the {what}" if results[0]["kind"] in ("train", "validation", "test") else f"loss on {what}")
+    table = Table(
+        title=f"loss on the {what}" if results[0]["kind"] in ("train", "validation", "test") else f"loss on {what}"
+    )
     table.add_column("")
     for name, result in zip(names, results, strict=True):
         table.add_column(f"{name}\nstep {result['step']}", justify="right", overflow="fold")
@@ -75,7 +95,7 @@ def _show(names: list[str], results: list[dict[str, Any]], what: str, by_positio
     def row(title: str, key: str, shape: str) -> None:
         table.add_row(title, *("" if r[key] is None else format(r[key], shape) for r in results))
 
-    table.add_row("nats per token", *(f"{r['nats_per_token']:.4f} ± {r['standard_error']:.4f}" for r in results))
+    table.add_row("nats per token", *(with_error(r["nats_per_token"], r["standard_error"]) for r in results))
     row("perplexity", "perplexity", ".3f")
     row("bits per byte", "bits_per_byte", ".4f")
     row("tokens", "tokens", ",d")
@@ -87,7 +107,9 @@ def _show(names: list[str], results: list[dict[str, Any]], what: str, by_positio
         longest = max(len(r["by_position"]) for r in results)
         for place in sorted({min(longest, 1 << power) for power in range(longest.bit_length() + 1)}):
             positions = (r["by_position"] for r in results)
-            table.add_row(f"from {place} tokens", *(_number(p[place - 1] if place <= len(p) else None) for p in positions))
+            table.add_row(
+                f"from {place} tokens", *(_number(p[place - 1] if place <= len(p) else None) for p in positions)
+            )
     if len({r["vocab_size"] for r in results}) > 1:
         table.caption = "different tokenizers: compare bits per byte, not nats per token"
     Console().print(table)

@@ -61,7 +61,7 @@ def job(composed: Any) -> None:
 
     hydra = HydraConfig.get()
     overrides = list(hydra.overrides.task)
-    cfg = plain(composed, overrides)
+    cfg = plain(composed, overrides, config_folder())
     folder = Path(cfg["runs"]) / cfg["name"]
     fixed = [*json.loads((folder / "sweep.json").read_text(encoding="utf-8"))["fixed"], "name", "runs"]
     swept = [decode(word) for word in overrides if word.partition("=")[0].lstrip("+") not in fixed]

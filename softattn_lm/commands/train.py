@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from softattn_lm.errors import UserError
 from softattn_lm.runs import find_run, new_run, read_config, resumed_config, write_config
 
-# Processes that Lightning starts for the other devices of this machine run the same command; this tells them the folder.
+# Processes that Lightning starts for the other devices of this machine run the same command; this tells them the
+# folder.
 FOLDER = "SOFTATTN_RUN_FOLDER"
 
 
@@ -35,6 +37,11 @@ def _folder(cfg: dict[str, Any], overrides: list[str]) -> tuple[Path, dict[str, 
     if "LOCAL_RANK" in os.environ and FOLDER in os.environ:
         folder = Path(os.environ[FOLDER])
         return folder, read_config(folder), cfg["resume"] is not None
+    if os.environ.get("RANK", "0") != "0" or os.environ.get("SLURM_PROCID", "0") != "0":
+        raise UserError(
+            "several processes of this command were started from outside (torchrun, srun) and would make a run each; "
+            "start one, and trainer=ddp starts the others of this machine"
+        )
     resumes = cfg["resume"] is not None
     if not resumes:
         folder = new_run(cfg["runs"], cfg["name"], cfg)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from softattn_lm.config.faults import explain, missing_value, one_line, require_readable
+from softattn_lm.config.patterns import expand_patterns
 from softattn_lm.config.raw import decode_tree
 from softattn_lm.config.rules import BUDGETS
 from softattn_lm.errors import UserError
@@ -21,13 +22,14 @@ def compose(command: str, overrides: Sequence[str], folder: Path) -> dict[str, A
     """The plain resolved config of a command, before any check. Raises UserError for what Hydra refuses."""
     require_readable(command, overrides, folder)
     with hydra_faults(command, overrides, folder):
-        return plain(_compose(command, overrides, folder), overrides)
+        return plain(_compose(command, overrides, folder), overrides, folder)
 
 
-def plain(composed: Any, overrides: Sequence[str]) -> dict[str, Any]:
+def plain(composed: Any, overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     """A DictConfig as dict, list, str, int, float, bool and None; interpolations resolved, raw text as it was typed."""
     from omegaconf import OmegaConf
 
+    expand_patterns(composed, folder)
     cfg = decode_tree(OmegaConf.to_container(composed, resolve=True, throw_on_missing=True))
     return _one_budget(cfg, overrides)
 

@@ -98,7 +98,7 @@ def _parse(word: str) -> tuple[UserError | None, Any]:
 
 
 def _wrong_choice(word: str, override: Any, groups: Sequence[str], folder: Path) -> UserError | None:
-    """`attention=spda`, `attention=sdpa,formula` without -m, `attentoin=sdpa`, `attention.sdpa`, `model.size=small`."""
+    """`attention=spda`, also among the values of a sweep."""
     key, value = override.key_or_group, decode(word).partition("=")[2]
     if override.is_delete():
         return None
@@ -108,7 +108,19 @@ def _wrong_choice(word: str, override: Any, groups: Sequence[str], folder: Path)
             if choice not in there and choice != "null":
                 hint = f"{key} is one of {', '.join(there)}{meant(choice, there)}"
                 return UserError(f"{key}={choice}: no such choice; {hint}")
+    return None
+
+
+def _unknown_key(
+    word: str, override: Any, groups: Sequence[str], known: Sequence[str], folder: Path
+) -> UserError | None:
+    """`lr=1,2` without -m, `model.size=small`, `attention.sdpa=true`, `model/siz=small`, `attentoin=sdpa`."""
+    key = override.key_or_group
+    if override.is_sweep_override() and (key in known or key in groups):
+        return UserError(f"{word} gives several values: add -m to sweep over them, or put the value in quotes")
+    if key in known or key in groups or override.is_add() or override.is_force_add():
         return None
+    value = word.partition("=")[2]
     if key.replace(".", "/") in groups:
         slashed = key.replace(".", "/")
         return UserError(f"{word}: a choice from a group is written with a slash: {slashed}={value}")
@@ -118,17 +130,6 @@ def _wrong_choice(word: str, override: Any, groups: Sequence[str], folder: Path)
         return UserError(f"{word}: {rest} is a choice of the group {slashed}; type {slashed}={rest}")
     if "/" in key:
         return UserError(f"{word}: no group {key}{meant(key, groups) or '; groups are ' + ', '.join(groups)}")
-    return None
-
-
-def _unknown_key(
-    word: str, override: Any, groups: Sequence[str], known: Sequence[str], folder: Path
-) -> UserError | None:
-    key = override.key_or_group
-    if override.is_sweep_override() and (key in known or key in groups):
-        return UserError(f"{word} gives several values: add -m to sweep over them, or put the value in quotes")
-    if key in known or key in groups or override.is_add() or override.is_force_add():
-        return None
     candidates = [*groups, *known]
     close = nearest(key, candidates)
     if close is None and (folder / key.partition(".")[0]).is_dir():

@@ -108,10 +108,12 @@ def documents_are_apart(subject: Subject) -> Iterator[Measure]:
                 yield close(model(idx, documents=documents), alone, 5e-5, f"packed, {place}")
                 both = text(2, 9, seed=1)
                 apart = [model(both[:1, 4:]), model(both[1:])]
-                full = model(both, documents=ragged)
-                cache = model.new_cache()
-                cached = torch.cat([model(both[:, a:b], cache, documents=ragged[:, a:b]) for a, b in ((0, 6), (6, 7), (7, 9))], dim=1)
-                for name, got in (("whole", full), ("cached", cached)):
+                results = {"whole": model(both, documents=ragged)}
+                if not mask.sinks:  # a cache keeps the first tokens of a row, and models refuse the two together
+                    cache, parts = model.new_cache(), ((0, 6), (6, 7), (7, 9))
+                    pieces = [model(both[:, a:b], cache, documents=ragged[:, a:b]) for a, b in parts]
+                    results["cached"] = torch.cat(pieces, dim=1)
+                for name, got in results.items():
                     yield close(got[:1, 4:], apart[0], 5e-5, f"ragged, {name}, {place}")
                     yield close(got[1:], apart[1], 5e-5, f"ragged, {name}, {place}")
 

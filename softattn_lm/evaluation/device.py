@@ -8,7 +8,9 @@ from softattn_lm.errors import UserError
 
 
 def pick_device(word: str) -> str:
-    """"auto" is the fastest of this machine. Raises UserError for a name torch does not know or a device that is not here."""
+    """ "auto" is the fastest of this machine. Raises UserError for a name torch does not know or a device that is not
+    here.
+    """
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if word == "auto":
         return next(name for name, here in available.items() if here)

@@ -4,9 +4,10 @@
     perplexity       e^m
     bits per byte    m · tokens / (bytes · ln 2): comparable between tokenizers
 
-The standard error treats the text as a sample of texts like it. Neighbouring windows resemble each other, and errors that
-assume independent windows come out 1.6 times too small on Tiny Shakespeare. So consecutive windows are put together in about
-sqrt(n) blocks, and the error is that of a ratio of block means (batch means; Flegal & Jones 2010, Annals of Statistics 38).
+The standard error treats the text as a sample of texts like it. Neighbouring windows resemble each other, and errors
+that assume independent windows come out 1.6 times too small on Tiny Shakespeare. So consecutive windows are put
+together in about sqrt(n) blocks, and the error is that of a ratio of block means (batch means; Flegal & Jones 2010,
+Annals of Statistics 38).
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class LikelihoodResult:
-    """`by_position[i]`: mean nats at place i of a window (a token predicted from i + 1 tokens). `standard_error` is NaN with
-    fewer than two windows, `bits_per_byte` None where the number of bytes is not known."""
+    """`by_position[i]`: mean nats at place i of a window (a token predicted from i + 1 tokens). `standard_error` is NaN
+    with fewer than two windows, `bits_per_byte` None where the number of bytes is not known."""
 
     nats_per_token: float
     standard_error: float
@@ -57,7 +58,7 @@ class Likelihood:
     """
 
     def __init__(self) -> None:
-        self._nats: list[Tensor] = []       # (B,) per batch
+        self._nats: list[Tensor] = []  # (B,) per batch
         self._counts: list[Tensor] = []
         self._nats_by_position: Tensor | None = None
         self._counts_by_position: Tensor | None = None
@@ -66,8 +67,8 @@ class Likelihood:
         """logits (B, T, V), targets (B, T) int64 with -100 where nothing is predicted."""
         nats = F.cross_entropy(
             logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
-        ).view_as(targets)                                              # (B, T), 0 where ignored
-        if nats.device.type != "mps":                                   # which has no float64
+        ).view_as(targets)  # (B, T), 0 where ignored
+        if nats.device.type != "mps":  # which has no float64
             nats = nats.double()
         counted = (targets != IGNORED).to(nats.dtype)
         self._nats.append(nats.sum(1))
@@ -81,7 +82,9 @@ class Likelihood:
     def result(
         self, bytes_per_token: float | None = None, reduce: Callable[[Tensor], Tensor] | None = None
     ) -> LikelihoodResult:
-        """`reduce` adds a float64 vector (7 + 2·T,) up over ranks, each of which has seen other windows of the same T."""
+        """`reduce` adds a float64 vector (7 + 2·T,) up over ranks, each of which has seen other windows of the same
+        T.
+        """
         assert self._nats_by_position is not None and self._counts_by_position is not None, "no batch was added"
         nats, counts = torch.cat(self._nats).cpu().double(), torch.cat(self._counts).cpu().double()
         # A rank that has run out of text keeps step with the others on windows in which nothing is predicted.
@@ -89,17 +92,24 @@ class Likelihood:
         windows = len(nats)
         s, c = _blocks(nats), _blocks(counts)
         # All that the ratio and its error need is sums, and sums add up over ranks.
-        sums = torch.stack([
-            torch.tensor(float(windows), dtype=torch.float64), torch.tensor(float(len(s)), dtype=torch.float64),
-            s.sum(), c.sum(), (s * s).sum(), (s * c).sum(), (c * c).sum(),
-        ])
+        sums = torch.stack(
+            [
+                torch.tensor(float(windows), dtype=torch.float64),
+                torch.tensor(float(len(s)), dtype=torch.float64),
+                s.sum(),
+                c.sum(),
+                (s * s).sum(),
+                (s * c).sum(),
+                (c * c).sum(),
+            ]
+        )
         packed = torch.cat([sums, self._nats_by_position.cpu().double(), self._counts_by_position.cpu().double()])
         if reduce is not None:
             packed = reduce(packed)
         n_windows, n_blocks, s1, c1, ss, sc, cc = packed[:7].tolist()
         by_nats, by_counts = packed[7:].chunk(2)
         mean = s1 / c1
-        squares = max(0.0, ss - 2.0 * mean * sc + mean * mean * cc)     # Σ (s − m c)²
+        squares = max(0.0, ss - 2.0 * mean * sc + mean * mean * cc)  # Σ (s − m c)²
         error = math.sqrt(squares * n_blocks / (n_blocks - 1)) / c1 if n_blocks > 1 else math.nan
         seen = by_counts > 0
         return LikelihoodResult(

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def measure(model: DecoderLM, tokens: np.ndarray, n_bytes: int, batch_size: int) -> LikelihoodResult:
-    """`tokens` (n,): every one but the first is predicted once, from those before it in its window. `n_bytes` of its text.
+    """`tokens` (n,): every one but the first is predicted once, from those before it in its window. `n_bytes` of its
+    text.
 
     The model is in eval mode while this runs and gets its mode back. Raises UserError if there is nothing to predict.
     """

@@ -165,6 +165,8 @@ class DecoderLM(nn.Module):
         """
         if documents is not None and not all(mask.documents for mask in self.masks):
             raise UserError("this batch holds packed documents, and the mask lets them see each other; type mask=documents")
+        if documents is not None and cache is not None and any(mask.sinks for mask in self.masks):
+            raise UserError("a cache keeps the first tokens of a row, not of each document; decode packed documents with mask.sinks=0")
         new = idx.shape[1]
         if cache is not None:
             start = cache.length

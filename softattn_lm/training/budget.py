@@ -17,8 +17,10 @@ def max_steps(config: dict[str, Any], train_tokens: int) -> int:
     given = {key: config[key] for key in ("steps", "tokens", "epochs") if config.get(key) is not None}
     if len(given) != 1:
         said = " and ".join(f"{key}={value}" for key, value in given.items()) or "none"
-        raise UserError(f"a run has one budget, steps=, tokens= or epochs=, and {said} was given; type for example steps=1000")
-    (key, value), = given.items()
+        raise UserError(
+            f"a run has one budget, steps=, tokens= or epochs=, and {said} was given; type for example steps=1000"
+        )
+    ((key, value),) = given.items()
     per_step = config["batch_size"] * config["model"]["context"]
     if key == "steps":
         steps = int(value)

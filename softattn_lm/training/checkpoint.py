@@ -2,7 +2,8 @@
 
 Beside Lightning's own keys it carries
 
-    "softattn": {"format": 1, "config": {...}, "tokenizer": {...}, "step": int, "metrics": {...}, "versions": {...}, "data": {...}}
+    "softattn": {"format": 1, "config": {...}, "tokenizer": {...}, "step": int, "metrics": {...}, "versions": {...},
+    "data": {...}}
 
 It is read with `weights_only=True` and built from an allow-list of names, so a stranger's file can run no code.
 No Lightning here: sampling and evaluating start without it.
@@ -34,8 +35,8 @@ PREFIX = "model."
 
 @dataclass(frozen=True)
 class LoadedRun:
-    """`model` in eval mode; `metrics`: the latest validation figures when it was saved, such as {"loss": 1.9}; `data`: the
-    "fingerprint" and "source" of what it was trained on."""
+    """`model` in eval mode; `metrics`: the latest validation figures when it was saved, such as {"loss": 1.9}; `data`:
+    the "fingerprint" and "source" of what it was trained on."""
 
     model: DecoderLM
     tokenizer: Tokenizer
@@ -46,10 +47,11 @@ class LoadedRun:
 
 
 def plain(value: Any, where: str = "checkpoint") -> Any:
-    """The same in dict, list, str, int, float, bool, None and tensors; tuples become lists. Raises TypeError on the rest.
+    """The same in dict, list, str, int, float, bool, None and tensors; tuples become lists. Raises TypeError on the
+    rest.
 
-    Subclasses are flattened too (OrderedDict, numpy's float64, an enum of int): `weights_only=True` refuses them on loading,
-    which is too late to find out.
+    Subclasses are flattened too (OrderedDict, numpy's float64, an enum of int): `weights_only=True` refuses them on
+    loading, which is too late to find out.
     """
     if isinstance(value, Tensor):
         return value.detach()
@@ -65,11 +67,15 @@ def plain(value: Any, where: str = "checkpoint") -> Any:
         return {plain(key): plain(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    raise TypeError(f"{where}: {type(value).__module__}.{type(value).__qualname__} is no plain container and cannot be saved")
+    raise TypeError(
+        f"{where}: {type(value).__module__}.{type(value).__qualname__} is no plain container and cannot be saved"
+    )
 
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
-    """Put a whole, durable file in place of the old one, or leave the old one: temporary file, fsync, rename, fsync folder."""
+    """Put a whole, durable file in place of the old one, or leave the old one: temporary file, fsync, rename, fsync
+    folder.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     waiting = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
@@ -80,7 +86,7 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
         os.replace(waiting, path)
     finally:
         waiting.unlink(missing_ok=True)
-    if os.name == "posix":      # the rename itself is durable only once the folder is
+    if os.name == "posix":  # the rename itself is durable only once the folder is
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -89,7 +95,9 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def read_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str, Any]:
-    """The contents of a checkpoint of ours. Raises UserError for a file that is missing, cut short or something else."""
+    """The contents of a checkpoint of ours. Raises UserError for a file that is missing, cut short or something
+    else.
+    """
     if not path.is_file():
         kept = sorted(p.stem for p in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
         hint = f"there are {', '.join(kept)}" if kept else "the run has saved none yet"
@@ -98,16 +106,19 @@ def read_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str,
         checkpoint = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(
-            f"{path} holds more than plain data and tensors and is not loaded, as it could run code; type a run of softattn_lm"
+            f"{path} holds more than plain data and tensors and is not loaded, as it could run code; "
+            "type a run of softattn_lm"
         ) from None
-    except (RuntimeError, EOFError, KeyError, ValueError) as error:
+    except (RuntimeError, OSError, EOFError, KeyError, ValueError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path} cannot be read as a checkpoint, it may be cut short: {first}") from None
     own = checkpoint.get("softattn") if isinstance(checkpoint, dict) else None
     if not isinstance(own, dict) or "state_dict" not in checkpoint:
         raise UserError(f"{path} is not a checkpoint of softattn_lm: it has no entry 'softattn'")
     if own.get("format") != FORMAT:
-        raise UserError(f"{path} has checkpoint format {own.get('format')}, and this version reads {FORMAT}; update softattn_lm")
+        raise UserError(
+            f"{path} has checkpoint format {own.get('format')}, and this version reads {FORMAT}; update softattn_lm"
+        )
     return checkpoint
 
 
@@ -126,6 +137,8 @@ def load_run(folder: Path, which: str = "last", device: str = "cpu") -> LoadedRu
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        raise UserError(f"{path}: the weights do not fit the saved config: {' '.join(str(error).split())[:300]}") from None
+        raise UserError(
+            f"{path}: the weights do not fit the saved config: {' '.join(str(error).split())[:300]}"
+        ) from None
     model.to(device).eval()
     return LoadedRun(model, tokenizer, config, own["step"], own["metrics"], own["data"])

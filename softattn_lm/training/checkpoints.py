@@ -29,15 +29,29 @@ class Checkpoints(Callback):
     """
 
     def __init__(
-        self, folder: Path, metrics: Metrics, clock: Clock, contents: dict[str, Any], *, accumulate: int, val_every: int,
-        save_every: int, keep_steps: list[int] | Literal["log"], validates: bool = True,
+        self,
+        folder: Path,
+        metrics: Metrics,
+        clock: Clock,
+        contents: dict[str, Any],
+        *,
+        accumulate: int,
+        val_every: int,
+        save_every: int,
+        keep_steps: list[int] | Literal["log"],
+        validates: bool = True,
     ) -> None:
         self.folder = folder / "checkpoints"
         self.metrics, self.clock, self.contents = metrics, clock, contents
-        self.accumulate, self.val_every, self.save_every, self.keep_steps = accumulate, val_every, save_every, keep_steps
+        self.accumulate, self.val_every, self.save_every, self.keep_steps = (
+            accumulate,
+            val_every,
+            save_every,
+            keep_steps,
+        )
         self.validates = validates
-        self.best: dict[str, float] = {}        # {"loss", "step"}
-        self.latest: dict[str, float] = {}      # of the first validation set
+        self.best: dict[str, float] = {}  # {"loss", "step"}
+        self.latest: dict[str, float] = {}  # of the first validation set
         self._considered = -1
 
     def validated(self, step: int, steps: int) -> bool:
@@ -66,7 +80,7 @@ class Checkpoints(Callback):
             # Lightning validates after the last step only where the interval says so, and whenever it is asked to stop.
             trainer.should_stop = True
         if self.validated(step, pl_module.steps):
-            return      # saved after the validation
+            return  # saved after the validation
         names = [self._step_name(step)] if self._kept(step) else []
         if step % (self.save_every or self.val_every) == 0 or step == pl_module.steps:
             names.insert(0, "last")
@@ -110,7 +124,11 @@ class Checkpoints(Callback):
         step = trainer.global_step
         checkpoint["loops"] = {"fit_loop": whole_step(checkpoint["loops"]["fit_loop"], step, self.accumulate)}
         checkpoint["softattn"] = {
-            "format": FORMAT, **self.contents, "step": step, "metrics": self.latest, "best": self.best,
+            "format": FORMAT,
+            **self.contents,
+            "step": step,
+            "metrics": self.latest,
+            "best": self.best,
             "seconds": self.clock.seconds,
         }
 
@@ -121,17 +139,16 @@ class Checkpoints(Callback):
 def whole_step(fit_loop: dict[str, Any], step: int, accumulate: int) -> dict[str, Any]:
     """Lightning's loop state, rewritten to say: `step` optimizer steps are done, and nothing has been begun after them.
 
-    Lightning saves wherever it happens to be, inside a hook that has counted the micro-batch as begun and not as done, or
-    within a validation, and takes up its loops in the middle of that. The keys are those of lightning 2.6, and a key that is
-    gone stops the first save, not the first resume.
+    Lightning saves wherever it happens to be, inside a hook that has counted the micro-batch as begun and not as done,
+    or within a validation, and takes up its loops in the middle of that. The keys are those of lightning 2.6, and a key
+    that is gone stops the first save, not the first resume.
     """
+
     def counters(done: int) -> dict[str, int]:
         return {"ready": done, "completed": done, "started": done, "processed": done}
 
     def zeros(progress: dict[str, Any]) -> dict[str, Any]:
-        return {
-            key: {name: 0 for name in value} if isinstance(value, dict) else False for key, value in progress.items()
-        }
+        return {key: dict.fromkeys(value, 0) if isinstance(value, dict) else False for key, value in progress.items()}
 
     state = dict(fit_loop)
     # One epoch, the whole run, has begun and has not ended.
@@ -140,7 +157,9 @@ def whole_step(fit_loop: dict[str, Any], step: int, accumulate: int) -> dict[str
         "epoch_progress": {"total": begun, "current": begun},
         "epoch_loop.state_dict": {"_batches_that_stepped": step},
         "epoch_loop.batch_progress": {
-            "total": counters(step * accumulate), "current": counters(step * accumulate), "is_last_batch": False
+            "total": counters(step * accumulate),
+            "current": counters(step * accumulate),
+            "is_last_batch": False,
         },
         "epoch_loop.val_loop.batch_progress": zeros(state["epoch_loop.val_loop.batch_progress"]),
     }

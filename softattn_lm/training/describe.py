@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from softattn_lm.attention.block import CausalSelfAttention
 from softattn_lm.model.decoder import DecoderLM
 
 
@@ -12,8 +13,8 @@ def describe(model: DecoderLM, batch_size: int, steps: int) -> dict[str, Any]:
 
         6 · (weights used in a product) + 12 · heads · head_dim · (mean number of keys read), for each layer
 
-    2 per weight forwards and 4 backwards; scores and averages likewise, 2 products of head_dim for each key. Looking up an
-    embedding is free, a tied one also reads out and is counted once. (Kaplan et al. 2020, arXiv:2001.08361, 2.1.)
+    2 per weight forwards and 4 backwards; scores and averages likewise, 2 products of head_dim for each key. Looking up
+    an embedding is free, a tied one also reads out and is counted once. (Kaplan et al. 2020, arXiv:2001.08361, 2.1.)
     """
     by_role: dict[str, int] = {}
     for role in model.parameter_roles():
@@ -21,8 +22,11 @@ def describe(model: DecoderLM, batch_size: int, steps: int) -> dict[str, Any]:
     parameters = sum(by_role.values())
     in_products = by_role.get("hidden", 0) + model.head.weight.numel()
     context = model.context
-    keys = [sum(min(i, mask.span(context) + mask.sinks) for i in range(1, context + 1)) / context for mask in model.masks]
-    widths = [block.attention.out.in_features for block in model.blocks]  # heads · head_dim
+    keys = [
+        sum(min(i, mask.span(context) + mask.sinks) for i in range(1, context + 1)) / context for mask in model.masks
+    ]
+    # heads · head_dim of each layer
+    widths = [layer.out.in_features for layer in model.modules() if isinstance(layer, CausalSelfAttention)]
     per_token = 6 * in_products + 12 * sum(width * read for width, read in zip(widths, keys, strict=True))
     return {
         "parameters": parameters,

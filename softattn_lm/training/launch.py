@@ -22,8 +22,14 @@ from softattn_lm.training.checkpoint_io import AtomicCheckpointIO
 
 
 def make_trainer(
-    settings: TrainerSettings, training: TrainingSettings, folder: Path, *, steps: int, validates: bool,
-    callbacks: list[Callback], loggers: list[Logger],
+    settings: TrainerSettings,
+    training: TrainingSettings,
+    folder: Path,
+    *,
+    steps: int,
+    validates: bool,
+    callbacks: list[Callback],
+    loggers: list[Logger],
 ) -> Trainer:
     """One long epoch of `steps` optimizer steps. All that Lightning would do by itself, and we do, is off."""
     plugins: list[object] = [AtomicCheckpointIO()]
@@ -40,11 +46,11 @@ def make_trainer(
         max_epochs=-1,
         accumulate_grad_batches=training.accumulate,
         gradient_clip_val=training.clip or None,
-        val_check_interval=training.val_every * training.accumulate if validates else None,     # in micro-batches
+        val_check_interval=training.val_every * training.accumulate if validates else None,  # in micro-batches
         check_val_every_n_epoch=None if validates else 1,
         limit_val_batches=None if validates else 0,
         num_sanity_val_steps=0,
-        use_distributed_sampler=False,      # the data module divides the batch itself
+        use_distributed_sampler=False,  # the data module divides the batch itself
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -58,7 +64,9 @@ def make_trainer(
 def accelerator(settings: TrainerSettings) -> str:
     """Checks that the device asked for exists. Raises UserError, which says what to type, if not."""
     if settings.accelerator == "gpu" and not torch.cuda.is_available():
-        raise UserError("trainer.accelerator=gpu, but torch finds no CUDA device here; type trainer=cpu or trainer=auto")
+        raise UserError(
+            "trainer.accelerator=gpu, but torch finds no CUDA device here; type trainer=cpu or trainer=auto"
+        )
     if settings.accelerator == "mps" and not torch.backends.mps.is_available():
         raise UserError("trainer.accelerator=mps, but torch finds no Apple graphics processor here; type trainer=cpu")
     return settings.accelerator
@@ -70,7 +78,9 @@ def _strategy(settings: TrainerSettings) -> str | Strategy:
     cuda = settings.accelerator in ("auto", "gpu") and torch.cuda.is_available()
     devices = settings.devices if isinstance(settings.devices, int) else (torch.cuda.device_count() if cuda else 1)
     return ModelParallelStrategy(
-        data_parallel_size=devices * settings.num_nodes, tensor_parallel_size=1, save_distributed_checkpoint=False,
+        data_parallel_size=devices * settings.num_nodes,
+        tensor_parallel_size=1,
+        save_distributed_checkpoint=False,
         process_group_backend="nccl" if cuda else "gloo",
     )
 

@@ -1,7 +1,7 @@
 """The training step: cross entropy on the next token, one optimizer, a schedule read per optimizer step.
 
-Nothing here depends on how the run is executed: dropout is seeded from (seed, micro-batch, rank) before each micro-batch and
-the schedule is a function of the step, so neither has a state that an interrupted run could lose.
+Nothing here depends on how the run is executed: dropout is seeded from (seed, micro-batch, rank) before each
+micro-batch and the schedule is a function of the step, so neither has a state that an interrupted run could lose.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 class StepResult:
     """One optimizer step. Tensors stay on the device, so that reading them waits for nothing until they are written.
 
-    loss: mean over this rank's micro-batches, nats per token, before the update. grad_norm: of the whole gradient, before
-    clipping. lr: the rate of the first group, which the others are multiples of.
+    loss: mean over this rank's micro-batches, nats per token, before the update. grad_norm: of the whole gradient,
+    before clipping. lr: the rate of the first group, which the others are multiples of.
     """
 
-    step: int           # steps done, this one included
+    step: int  # steps done, this one included
     loss: Tensor
     grad_norm: Tensor
     lr: float
@@ -58,8 +58,16 @@ class LitGPT(LightningModule):
     """Trains `model`; `last_step` and `validation` hold the latest results for the callbacks to write down."""
 
     def __init__(
-        self, model: DecoderLM, *, optimizer: Callable[[list[ParameterRole]], Optimizer], schedule: Schedule, steps: int,
-        accumulate: int, seed: int, validation_sets: list[ValidationSet], compiled: bool = False,
+        self,
+        model: DecoderLM,
+        *,
+        optimizer: Callable[[list[ParameterRole]], Optimizer],
+        schedule: Schedule,
+        steps: int,
+        accumulate: int,
+        seed: int,
+        validation_sets: list[ValidationSet],
+        compiled: bool = False,
         nonfinite: Literal["stop", "skip"] = "stop",
     ) -> None:
         super().__init__()
@@ -73,14 +81,14 @@ class LitGPT(LightningModule):
         self._grad_norm: Tensor | None = None
         self._likelihoods: list[Likelihood] = []
         if compiled:
-            model.compile()     # in place: parameter names stay as they are
+            model.compile()  # in place: parameter names stay as they are
 
     # -- training -----------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         """batch (B, T+1) int64 -> mean nats per token. `batch_idx` counts micro-batches from the start of the run."""
         torch.manual_seed(dropout_seed(self.seed, batch_idx, self.global_rank))
-        logits = self.model(batch[:, :-1])                                              # (B, T, V)
+        logits = self.model(batch[:, :-1])  # (B, T, V)
         loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
         self._window.append(loss.detach())
         return loss
@@ -93,16 +101,23 @@ class LitGPT(LightningModule):
         for group in optimizer.param_groups:
             group["lr"] = group["initial_lr"] * multiplier
         super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
-        assert len(self._window) == self.accumulate and self._grad_norm is not None, (len(self._window), self.accumulate)
+        assert len(self._window) == self.accumulate and self._grad_norm is not None, (
+            len(self._window),
+            self.accumulate,
+        )
         loss = torch.stack(self._window).mean()
         self.last_step = StepResult(step + 1, loss, self._grad_norm, optimizer.param_groups[0]["lr"])
         self._window = []
 
     def configure_gradient_clipping(
-        self, optimizer: Optimizer, gradient_clip_val: int | float | None = None,
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Lightning's clipping by norm, which throws the norm away; kept here, it need not be computed a second time."""
+        """Lightning's clipping by norm, which throws the norm away; kept here, it need not be computed a second
+        time.
+        """
         parameters = [p for p in self.parameters() if p.grad is not None]
         if gradient_clip_val:
             norm = clip_grad_norm_(parameters, gradient_clip_val)
@@ -111,7 +126,7 @@ class LitGPT(LightningModule):
         self._grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if self.nonfinite == "skip" and not bool(torch.isfinite(self._grad_norm)):
             for p in parameters:
-                p.grad = None       # a parameter without a gradient is left alone, its momentum too
+                p.grad = None  # a parameter without a gradient is left alone, its momentum too
 
     def configure_optimizers(self) -> Optimizer:
         optimizer = self.make_optimizer(self.model.parameter_roles())
@@ -137,7 +152,7 @@ class LitGPT(LightningModule):
         self._likelihoods = [Likelihood() for _ in self.validation_sets]
 
     def validation_step(self, batch: list[Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        x, y = batch                                                                    # (B, T), (B, T)
+        x, y = batch  # (B, T), (B, T)
         self._likelihoods[dataloader_idx].add(self.model(x), y)
 
     def on_validation_epoch_end(self) -> None:

@@ -1,11 +1,12 @@
 """metrics.jsonl: the record of a run, one row per optimizer step and per validation, whatever the logger.
 
     {"kind": "train", "step": 12, "loss": .., "grad_norm": .., "lr": .., "tokens": .., "seconds": ..}
-    {"kind": "validation", "name": "validation", "step": .., "loss": .., "loss_se": .., "perplexity": .., "bits_per_byte": ..,
-     "tokens": .., "seconds": ..}
+    {"kind": "validation", "name": "validation", "step": .., "loss": .., "loss_se": .., "perplexity": ..,
+     "bits_per_byte": .., "tokens": .., "seconds": ..}
 
-loss: nats per token. tokens: trained on so far; in validation rows the ones predicted. seconds: spent training so far, without
-validation, sampling and saving, and added up over continuations. A number that is not finite is written as null.
+loss: nats per token. tokens: trained on so far; in validation rows the ones predicted. seconds: spent training so far,
+without validation, sampling and saving, and added up over continuations. A number that is not finite is written as
+null.
 """
 
 from __future__ import annotations
@@ -62,8 +63,9 @@ class Clock:
 class Metrics(Callback):
     """Collects the step results and writes them every `log_every` steps, before validations and before checkpoints.
 
-    Losses are read from the device only then. A loss that is not finite ends the run with a UserError, before a checkpoint
-    of it could be saved, unless `nonfinite` is "skip". `flushed`: the latest written row, for the progress bar.
+    Losses are read from the device only then. A loss that is not finite ends the run with a UserError, before a
+    checkpoint of it could be saved, unless `nonfinite` is "skip". `flushed`: the latest written row, for the progress
+    bar.
     """
 
     def __init__(
@@ -85,7 +87,7 @@ class Metrics(Callback):
         assert isinstance(pl_module, LitGPT)
         result = pl_module.last_step
         if result is None or result.step <= self._last:
-            return      # inside an accumulation window
+            return  # inside an accumulation window
         self._last = result.step
         self._waiting.append((result, self.clock.seconds))
         if result.step % self.log_every == 0 or result.step == pl_module.steps:
@@ -95,22 +97,29 @@ class Metrics(Callback):
         """Write what is waiting; all ranks must come here together."""
         if not self._waiting:
             return
-        values = torch.stack([torch.stack((r.loss.float(), r.grad_norm.float())) for r, _ in self._waiting])   # (N, 2)
+        values = torch.stack([torch.stack((r.loss.float(), r.grad_norm.float())) for r, _ in self._waiting])  # (N, 2)
         if trainer.world_size > 1:
-            values = trainer.strategy.reduce(values, reduce_op="mean")     # norms are the same on all ranks
+            values = trainer.strategy.reduce(values, reduce_op="mean")  # norms are the same on all ranks
         rows = []
         for (result, seconds), (loss, norm) in zip(self._waiting, values.tolist(), strict=True):
-            rows.append({
-                "kind": "train", "step": result.step, "loss": _finite(loss), "grad_norm": _finite(norm), "lr": result.lr,
-                "tokens": result.step * self.tokens_per_step, "seconds": round(seconds, 4),
-            })
+            rows.append(
+                {
+                    "kind": "train",
+                    "step": result.step,
+                    "loss": _finite(loss),
+                    "grad_norm": _finite(norm),
+                    "lr": result.lr,
+                    "tokens": result.step * self.tokens_per_step,
+                    "seconds": round(seconds, 4),
+                }
+            )
         self._waiting = []
         self.write(trainer, rows)
         bad = next((row for row in rows if row["loss"] is None), None)
         if bad is not None and self.nonfinite == "stop":
             raise UserError(
-                f"the training loss is no longer finite at step {bad['step']}; try a smaller lr (it was {bad['lr']:.3g}), or "
-                "training.clip=1.0; training.nonfinite=skip leaves such steps out"
+                f"the training loss is no longer finite at step {bad['step']}; try a smaller lr (it was "
+                f"{bad['lr']:.3g}) or training.clip=1.0; training.nonfinite=skip leaves such steps out"
             )
         self.flushed = rows[-1]
 
@@ -122,10 +131,15 @@ class Metrics(Callback):
         assert isinstance(pl_module, LitGPT)
         rows = [
             {
-                "kind": "validation", "name": name, "step": trainer.global_step, "loss": _finite(result.nats_per_token),
-                "loss_se": _finite(result.standard_error), "perplexity": _finite(result.perplexity),
+                "kind": "validation",
+                "name": name,
+                "step": trainer.global_step,
+                "loss": _finite(result.nats_per_token),
+                "loss_se": _finite(result.standard_error),
+                "perplexity": _finite(result.perplexity),
                 "bits_per_byte": None if result.bits_per_byte is None else _finite(result.bits_per_byte),
-                "tokens": result.tokens, "seconds": round(self.clock.seconds, 4),
+                "tokens": result.tokens,
+                "seconds": round(self.clock.seconds, 4),
             }
             for name, result in pl_module.validation.items()
         ]

@@ -4,10 +4,10 @@
     M  = G + μ (B - G)                Nesterov's look ahead
     W <- W (1 - lr · decay) - lr · sqrt(max(1, rows / columns)) · orthogonal(M)
 
-Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; coefficients, order of operations and the factor are those of
-`torch.optim.Muon(adjust_lr_fn="original")`, which takes one matrix at a time. Here all parts of equal shape go through one
-batched iteration, and the parts of a fused matrix (Q, K, V stacked in rows) are made orthogonal each by itself: an orthogonal
-stack would let a large Q shrink K and V.
+Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/; coefficients, order of operations and the factor are
+those of `torch.optim.Muon(adjust_lr_fn="original")`, which takes one matrix at a time. Here all parts of equal shape go
+through one batched iteration, and the parts of a fused matrix (Q, K, V stacked in rows) are made orthogonal each by
+itself: an orthogonal stack would let a large Q shrink K and V.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ EPS = 1e-7
 def orthogonal(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     """Nearly U Vᵀ of each matrix, by five quintic Newton-Schulz steps; singular values end within about 0.7 to 1.2.
 
-    `matrices` (N, rows, columns) with rows <= columns, so that the Gram matrix is the small one -> the same shape in `dtype`.
+    `matrices` (N, rows, columns) with rows <= columns, so that the Gram matrix is the small one -> the same shape in
+    `dtype`.
     """
     assert matrices.ndim == 3 and matrices.shape[1] <= matrices.shape[2], matrices.shape
     a, b, c = COEFFICIENTS
@@ -35,9 +36,9 @@ def orthogonal(matrices: Tensor, dtype: torch.dtype) -> Tensor:
     # The Frobenius norm bounds the spectral norm: the iteration starts inside its region of convergence.
     x = x / torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=EPS)
     for _ in range(STEPS):
-        gram = x @ x.mT                                                     # (N, rows, rows)
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)       # b·G + c·G²
-        x = torch.baddbmm(x, polynomial, x, beta=a)                         # a·X + (b·G + c·G²) X
+        gram = x @ x.mT  # (N, rows, rows)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # b·G + c·G²
+        x = torch.baddbmm(x, polynomial, x, beta=a)  # a·X + (b·G + c·G²) X
     return x
 
 
@@ -48,7 +49,7 @@ def orthogonal_updates(momenta: Sequence[Tensor], rows: Sequence[Sequence[int]],
     Returns tensors shaped and typed like `momenta`.
     """
     waiting: dict[tuple[int, int], list[Tensor]] = defaultdict(list)
-    targets: dict[tuple[int, int], list[Tensor]] = defaultdict(list)     # views into `updates`, transposed where tall
+    targets: dict[tuple[int, int], list[Tensor]] = defaultdict(list)  # views into `updates`, transposed where tall
     updates = [torch.empty_like(momentum) for momentum in momenta]
     for momentum, update, parts in zip(momenta, updates, rows, strict=True):
         assert sum(parts) == momentum.shape[0], (parts, momentum.shape)
@@ -70,8 +71,9 @@ def orthogonal_updates(momenta: Sequence[Tensor], rows: Sequence[Sequence[int]],
 def muon_dtype(compute: str, device: torch.device) -> torch.dtype:
     """The type the iteration runs in. "auto" is bfloat16 where matrix products in it are fast, float32 elsewhere.
 
-    bfloat16 is fast on CUDA from compute capability 8.0 and on processors with AMX or AVX-512 BF16 instructions; elsewhere
-    it is emulated and slower than float32. The update is rounded to about three digits, which Muon does not notice.
+    bfloat16 is fast on CUDA from compute capability 8.0 and on processors with AMX or AVX-512 BF16 instructions;
+    elsewhere it is emulated and slower than float32. The update is rounded to about three digits, which Muon does not
+    notice.
     """
     if compute == "bfloat16":
         return torch.bfloat16

@@ -22,7 +22,7 @@ class ProgressReport(Callback):
         self.console, self.metrics, self.clock, self.tokens_per_step = console, metrics, clock, tokens_per_step
         self._bar: Progress | None = None
         self._task: Any = None
-        self._first = (0, 0.0)      # steps and seconds before this process began
+        self._first = (0, 0.0)  # steps and seconds before this process began
         self._shown = 0
         self._spoke = 0.0
 
@@ -32,8 +32,14 @@ class ProgressReport(Callback):
         self._shown, self._spoke = trainer.global_step, time.monotonic()
         if trainer.is_global_zero and self.console.is_terminal:
             self._bar = Progress(
-                TextColumn("step"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}"), TextColumn("left"),
-                TimeRemainingColumn(), console=self.console, transient=True,
+                TextColumn("step"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[said]}"),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=self.console,
+                transient=True,
             )
             self._task = self._bar.add_task("", total=pl_module.steps, completed=trainer.global_step, said="")
             self._bar.start()
@@ -51,7 +57,9 @@ class ProgressReport(Callback):
         elif time.monotonic() - self._spoke >= SECONDS_BETWEEN_LINES:
             self._spoke = time.monotonic()
             left = (pl_module.steps - step) * self._seconds_per_step(step)
-            self.console.print(f"step {step}/{pl_module.steps}  {self._said(step)}  {duration(left)} left", highlight=False)
+            self.console.print(
+                f"step {step}/{pl_module.steps}  {self._said(step)}  {duration(left)} left", highlight=False
+            )
 
     def _seconds_per_step(self, step: int) -> float:
         steps, seconds = self._first
@@ -66,7 +74,9 @@ class ProgressReport(Callback):
         assert isinstance(pl_module, LitGPT)
         if trainer.is_global_zero:
             for name, result in pl_module.validation.items():
-                said = f"step {trainer.global_step}  {name} loss {result.nats_per_token:.4f} ± {result.standard_error:.4f}"
+                said = (
+                    f"step {trainer.global_step}  {name} loss {result.nats_per_token:.4f} ± {result.standard_error:.4f}"
+                )
                 self.console.print(said, highlight=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -16,12 +16,12 @@ from softattn_lm.data import Prepared, prepare
 from softattn_lm.data.module import TextDataModule
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.likelihood import LikelihoodResult
-from softattn_lm.runs import cut_metrics, versions, write_json, write_status
+from softattn_lm.runs import State, cut_metrics, versions, write_json, write_status
 from softattn_lm.training.budget import max_steps
 from softattn_lm.training.checkpoint import read_checkpoint
 from softattn_lm.training.checkpoints import Checkpoints
 from softattn_lm.training.describe import describe
-from softattn_lm.training.interrupt import Interrupt
+from softattn_lm.training.interrupt import Interrupt, handlers_restored
 from softattn_lm.training.launch import make_trainer, quiet
 from softattn_lm.training.lit import LitGPT, ValidationSet
 from softattn_lm.training.metrics import Clock, Metrics, write_csv
@@ -30,8 +30,8 @@ from softattn_lm.training.samples import Samples
 from softattn_lm.training.summary import ended, say
 from softattn_lm.training.tracking import finish_loggers, make_loggers
 
-# Per forward pass and device. Large enough to be quick, small enough for the logits of a large vocabulary: no result depends
-# on it beyond rounding.
+# Per forward pass and device. Large enough to be quick, small enough for the logits of a large vocabulary: no result
+# depends on it beyond rounding.
 VALIDATION_TOKENS = 4096
 
 
@@ -48,7 +48,8 @@ def prepared_data(cfg: dict[str, Any]) -> Prepared:
 
 
 def train(cfg: dict[str, Any], folder: Path, resume: bool = False, console: Console | None = None) -> dict[str, Any]:
-    """Train in `folder`, from its last checkpoint on if `resume`. Returns the summary, with "state" finished or interrupted.
+    """Train in `folder`, from its last checkpoint on if `resume`. Returns the summary, with "state" finished or
+    interrupted.
 
     A continued run is, bit for bit, the run that was never interrupted. Raises UserError for settings that do not fit.
     """
@@ -59,7 +60,8 @@ def train(cfg: dict[str, Any], folder: Path, resume: bool = False, console: Cons
         return _train(cfg, folder, resume, console, progress, first_rank)
     except BaseException as error:
         if first_rank:
-            state = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            # Lightning turns a second Ctrl-C into SystemExit.
+            state: State = "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
             said = " ".join(f"{type(error).__name__}: {error}".split())
             write_status(folder, state, step=progress["step"], steps=progress["steps"], error=said)
         raise
@@ -81,13 +83,18 @@ def _train(
         first_step, seconds = saved["step"], saved["seconds"]
         if saved["data"]["fingerprint"] != prepared.fingerprint:
             raise UserError(
-                f"the text of run {folder.name} has changed since it was saved, so it cannot be continued; start a new run"
+                f"the text of run {folder.name} has changed since it was saved, so it cannot be continued; "
+                "start a new run"
             )
     progress |= {"step": first_step, "steps": steps}
     if first_step >= steps:
-        console.print(f"run {folder.name} is already at step {first_step} of {steps}; give a larger budget, such as "
-                      f"steps={2 * first_step}, to go on")
+        console.print(
+            f"run {folder.name} is already at step {first_step} of {steps}; give a larger budget, such as "
+            f"steps={2 * first_step}, to go on"
+        )
         return {"state": "finished", "step": first_step, "steps": steps, "folder": str(folder), "nothing_to_do": True}
+    if resume and not last.is_file() and first_rank:
+        console.print(f"run {folder.name} has saved no checkpoint yet, so it begins again at step 0")
     if first_rank:
         cut_metrics(folder, first_step)
         write_status(folder, "running", step=first_step, steps=steps)
@@ -95,32 +102,53 @@ def _train(
     model = build(cfg["model"], vocab_size=prepared.tokenizer.vocab_size, seed=seed)
     sizes = describe(model, cfg["batch_size"], steps)
     data = TextDataModule(
-        prepared, context=model.context, batch_size=cfg["batch_size"], steps=steps, seed=seed,
-        sampling=cfg["data"].get("sampling", "permuted"), accumulate=training.accumulate, num_workers=training.num_workers,
-        first_step=first_step, val_batch_size=max(1, VALIDATION_TOKENS // model.context),
+        prepared,
+        context=model.context,
+        batch_size=cfg["batch_size"],
+        steps=steps,
+        seed=seed,
+        sampling=cfg["data"].get("sampling", "permuted"),
+        accumulate=training.accumulate,
+        num_workers=training.num_workers,
+        first_step=first_step,
+        val_batch_size=max(1, VALIDATION_TOKENS // model.context),
     )
     lit = LitGPT(
-        model, optimizer=build(cfg["optimizer"]), schedule=build(cfg["schedule"]), steps=steps,
-        accumulate=training.accumulate, seed=seed, compiled=training.compile, nonfinite=training.nonfinite,
+        model,
+        optimizer=build(cfg["optimizer"]),
+        schedule=build(cfg["schedule"]),
+        steps=steps,
+        accumulate=training.accumulate,
+        seed=seed,
+        compiled=training.compile,
+        nonfinite=training.nonfinite,
         validation_sets=[ValidationSet(name, _bytes_per_token(prepared, name)) for name in data.validation_names],
     )
     clock = Clock(seconds)
     contents = {
-        "config": cfg, "tokenizer": prepared.tokenizer.state(), "versions": versions(),
+        "config": cfg,
+        "tokenizer": prepared.tokenizer.state(),
+        "versions": versions(),
         "data": {"fingerprint": prepared.fingerprint, "source": prepared.source},
     }
     callbacks = _callbacks(training, folder, console, clock, prepared, contents, sizes, seed, bool(lit.validation_sets))
     interrupt = next(c for c in callbacks if isinstance(c, Interrupt))
-    with quiet():
+    with quiet(), handlers_restored():
         loggers = make_loggers(LoggerSettings(**cfg["logger"]), folder, cfg)
         trainer = make_trainer(
-            TrainerSettings(**cfg["trainer"]), training, folder, steps=steps, validates=bool(lit.validation_sets),
-            callbacks=callbacks, loggers=loggers,
+            TrainerSettings(**cfg["trainer"]),
+            training,
+            folder,
+            steps=steps,
+            validates=bool(lit.validation_sets),
+            callbacks=callbacks,
+            loggers=loggers,
         )
         if first_rank:
             console.print(
-                f"run {folder}: {sizes['parameters']:,} parameters, {prepared.splits['train'].n_tokens:,} training tokens "
-                f"of {prepared.source}, steps {first_step} to {steps} of {sizes['tokens_per_step']:,} tokens"
+                f"run {folder}: {sizes['parameters']:,} parameters, {prepared.splits['train'].n_tokens:,} training "
+                f"tokens of {prepared.source}, steps {first_step} to {steps} of {sizes['tokens_per_step']:,} tokens",
+                soft_wrap=True,
             )
         try:
             trainer.fit(lit, datamodule=data, ckpt_path=last if first_step else None, weights_only=True)
@@ -128,8 +156,14 @@ def _train(
             progress["step"] = trainer.global_step
             finish_loggers(loggers)
     if interrupt.interrupted is not None:
-        state = {"state": "interrupted", "step": trainer.global_step, "steps": steps, "run": folder.name,
-                 "folder": str(folder), "signal": interrupt.interrupted}
+        state = {
+            "state": "interrupted",
+            "step": trainer.global_step,
+            "steps": steps,
+            "run": folder.name,
+            "folder": str(folder),
+            "signal": interrupt.interrupted,
+        }
         if first_rank:
             write_status(folder, "interrupted", step=trainer.global_step, steps=steps, error=ended(state))
             console.print(ended(state))
@@ -137,11 +171,17 @@ def _train(
     assert trainer.global_step == steps, (trainer.global_step, steps)
     spent = clock.seconds
     summary = {
-        "state": "finished", "folder": str(folder), "step": steps, "steps": steps,
+        "state": "finished",
+        "folder": str(folder),
+        "step": steps,
+        "steps": steps,
         "validation": {name: _figures(result) for name, result in lit.validation.items()},
-        "tokens": steps * sizes["tokens_per_step"], "seconds": spent,
+        "tokens": steps * sizes["tokens_per_step"],
+        "seconds": spent,
         "tokens_per_second": (steps - first_step) * sizes["tokens_per_step"] / max(1e-9, spent - seconds),
-        "parameters": sizes["parameters"], "flops_per_token": sizes["flops_per_token"],
+        "parameters": sizes["parameters"],
+        "opening": prepared.tokenizer.decode(_opening(prepared)),
+        "flops_per_token": sizes["flops_per_token"],
     }
     if first_rank:
         write_json(folder / "summary.json", summary)
@@ -151,25 +191,50 @@ def _train(
 
 
 def _callbacks(
-    training: TrainingSettings, folder: Path, console: Console, clock: Clock, prepared: Prepared, contents: dict[str, Any],
-    sizes: dict[str, Any], seed: int, validates: bool,
+    training: TrainingSettings,
+    folder: Path,
+    console: Console,
+    clock: Clock,
+    prepared: Prepared,
+    contents: dict[str, Any],
+    sizes: dict[str, Any],
+    seed: int,
+    validates: bool,
 ) -> list[Callback]:
-    """In the order in which Lightning calls them: rows are written before they are shown, and both before a checkpoint."""
+    """In the order in which Lightning calls them: rows are written before they are shown, and both before a
+    checkpoint.
+    """
     metrics = Metrics(
-        folder, clock, log_every=training.log_every, tokens_per_step=sizes["tokens_per_step"], nonfinite=training.nonfinite
+        folder,
+        clock,
+        log_every=training.log_every,
+        tokens_per_step=sizes["tokens_per_step"],
+        nonfinite=training.nonfinite,
     )
     checkpoints = Checkpoints(
-        folder, metrics, clock, contents, accumulate=training.accumulate, val_every=training.val_every,
-        save_every=training.save_every, keep_steps=training.keep_steps, validates=validates,
+        folder,
+        metrics,
+        clock,
+        contents,
+        accumulate=training.accumulate,
+        val_every=training.val_every,
+        save_every=training.save_every,
+        keep_steps=training.keep_steps,
+        validates=validates,
     )
-    opening = prepared.splits["validation" if prepared.splits["validation"].n_tokens else "train"].tokens[:64].tolist()
     return [
         metrics,
         ProgressReport(console, metrics, clock, tokens_per_step=sizes["tokens_per_step"]),
         checkpoints,
         Interrupt(checkpoints),
-        Samples(folder, console, clock, prepared.tokenizer, opening, every=training.sample_every, seed=seed),
+        Samples(folder, console, clock, prepared.tokenizer, _opening(prepared), every=training.sample_every, seed=seed),
     ]
+
+
+def _opening(prepared: Prepared) -> list[int]:
+    """The first tokens that were held back from training, or of the training text if none were."""
+    held_back = prepared.splits["validation"]
+    return (held_back if held_back.n_tokens else prepared.splits["train"]).tokens[:64].tolist()
 
 
 def _bytes_per_token(prepared: Prepared, name: str) -> float | None:
@@ -180,6 +245,9 @@ def _bytes_per_token(prepared: Prepared, name: str) -> float | None:
 def _figures(result: LikelihoodResult) -> dict[str, Any]:
     found = asdict(result)
     return {
-        "loss": found["nats_per_token"], "loss_se": found["standard_error"], "perplexity": result.perplexity,
-        "bits_per_byte": found["bits_per_byte"], "tokens": found["tokens"],
+        "loss": found["nats_per_token"],
+        "loss_se": found["standard_error"],
+        "perplexity": result.perplexity,
+        "bits_per_byte": found["bits_per_byte"],
+        "tokens": found["tokens"],
     }

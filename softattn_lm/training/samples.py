@@ -21,10 +21,20 @@ TEMPERATURE = 0.8
 
 
 class Samples(Callback):
-    """Continues the opening of the validation split every `every` steps, and after the last one; 0 is at the end only."""
+    """Continues the opening of the validation split every `every` steps, and after the last one; 0 is at the end
+    only.
+    """
 
     def __init__(
-        self, folder: Path, console: Console, clock: Clock, tokenizer: Tokenizer, opening: list[int], *, every: int, seed: int
+        self,
+        folder: Path,
+        console: Console,
+        clock: Clock,
+        tokenizer: Tokenizer,
+        opening: list[int],
+        *,
+        every: int,
+        seed: int,
     ) -> None:
         self.path, self.console, self.clock, self.tokenizer = folder / "samples.txt", console, clock, tokenizer
         self.opening, self.every, self.seed = opening, every, seed
@@ -54,9 +64,7 @@ class Samples(Callback):
             return
         with self.clock.paused():
             prompt = self.opening[: max(1, min(PROMPT_TOKENS, module.model.context // 2))]
-            chosen = generate(
-                module.model, prompt, max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE, seed=self.seed
-            )
+            chosen = generate(module.model, prompt, max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE, seed=self.seed)
             ids = [step[0] for step in chosen]
             if trainer.is_global_zero:
                 self._show(trainer.global_step, self.tokenizer.decode(prompt), self.tokenizer.decode(prompt + ids))

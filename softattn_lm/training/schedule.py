@@ -1,8 +1,8 @@
 """Learning rate schedules: optimizer step -> multiple of each group's own rate, in fractions of the whole run.
 
-Step numbers count optimizer steps from 0: the first update uses `multiplier(0, steps)`. `warmup` below 1 is a fraction of the
-run, from 1 on a number of steps. Warming up over w steps, update i uses (i + 1) / (w + 1) of the full rate, as nanoGPT
-(`train.py`, `get_lr`) does; update w is the first at the full rate.
+Step numbers count optimizer steps from 0: the first update uses `multiplier(0, steps)`. `warmup` below 1 is a fraction
+of the run, from 1 on a number of steps. Warming up over w steps, update i uses (i + 1) / (w + 1) of the full rate, as
+nanoGPT (`train.py`, `get_lr`) does; update w is the first at the full rate.
 
       constant          cosine            warmup-stable-decay    linear to zero
      /--------         /--\\             /---------\\            /\\
@@ -33,7 +33,9 @@ def _fraction(name: str, value: float) -> float:
 
 def _warmup(value: float) -> float:
     if value < 0:
-        raise UserError(f"schedule.warmup={value} must be a fraction of the run below 1, or a number of steps from 1 on")
+        raise UserError(
+            f"schedule.warmup={value} must be a fraction of the run below 1, or a number of steps from 1 on"
+        )
     return value
 
 

@@ -22,19 +22,29 @@ def make_loggers(settings: LoggerSettings, folder: Path, config: dict[str, Any])
     try:
         import wandb
     except ModuleNotFoundError:
-        raise UserError("logger=wandb needs the package wandb; install it with: pip install wandb, or type logger=csv") from None
+        raise UserError(
+            "logger=wandb needs the package wandb; install it with: pip install wandb, or type logger=csv"
+        ) from None
     from lightning.pytorch.loggers import WandbLogger
 
     if os.environ.get("LOCAL_RANK", "0") != "0" or os.environ.get("NODE_RANK", "0") != "0":
-        return [WandbLogger(save_dir=folder)]       # never started: only the first rank logs
+        return [WandbLogger(save_dir=folder)]  # never started: only the first rank logs
     # One tracker run for one run folder, also when it is continued.
     remembered = folder / "wandb" / "id"
     known = remembered.read_text(encoding="utf-8").strip() if remembered.is_file() else None
     remembered.parent.mkdir(exist_ok=True)
     run = wandb.init(
-        name=folder.name, dir=folder, project=settings.project, entity=settings.entity, group=settings.group,
-        tags=settings.tags, id=known, resume="allow", config=config,
-        mode="online" if is_logged_in() else "offline", settings=wandb.Settings(console="off", silent=True),
+        name=folder.name,
+        dir=folder,
+        project=settings.project,
+        entity=settings.entity,
+        group=settings.group,
+        tags=settings.tags,
+        id=known,
+        resume="allow",
+        config=config,
+        mode="online" if is_logged_in() else "offline",
+        settings=wandb.Settings(console="off", silent=True),
     )
     remembered.write_text(run.id, encoding="utf-8")
     return [WandbLogger(save_dir=folder, experiment=run)]
