@@ -20,6 +20,7 @@ class AttentionKernel(nn.Module):
     rows_sum_to: "one"; "at most one" (some weight goes nowhere); "anything".
     reads_scores: False if A does not depend on q and k, whose projections then get no gradient.
     reads_every_key: False if a visible key may get no weight and no gradient.
+    trains_on: device types that have a backward pass, if not every one has.
     differentiable: False if A jumps, so that gradients are those of `surrogate(q, k, ...)` in the place of A.
     """
 
@@ -28,6 +29,7 @@ class AttentionKernel(nn.Module):
     rows_sum_to: ClassVar[str] = "one"
     reads_scores: ClassVar[bool] = True
     reads_every_key: ClassVar[bool] = True
+    trains_on: ClassVar[tuple[str, ...] | None] = None
     differentiable: ClassVar[bool] = True
 
     def __init__(self, dropout: float = 0.0) -> None:

@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch import nn
+from torch.optim import Optimizer
 
 from softattn_lm.training.checkpoint import FORMAT
 from softattn_lm.training.lit import LitGPT
@@ -123,6 +126,11 @@ class Checkpoints(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         step = trainer.global_step
         checkpoint["loops"] = {"fit_loop": whole_step(checkpoint["loops"]["fit_loop"], step, self.accumulate)}
+        if not isinstance(trainer.strategy, ModelParallelStrategy):
+            states = zip(checkpoint["optimizer_states"], trainer.optimizers, strict=True)
+            checkpoint["optimizer_states"] = [
+                in_model_order(state, optimizer, pl_module) for state, optimizer in states
+            ]
         checkpoint["softattn"] = {
             "format": FORMAT,
             **self.contents,
@@ -134,6 +142,18 @@ class Checkpoints(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.latest, self.best = checkpoint["softattn"]["metrics"], checkpoint["softattn"]["best"]
+
+
+def in_model_order(state: dict[str, Any], optimizer: Optimizer, module: nn.Module) -> dict[str, Any]:
+    """An optimizer's state_dict with parameters numbered as in `module.parameters()` instead of group by group.
+
+    That is how Lightning saves it under FSDP and expects to read it there, so a run can go on under another strategy; an
+    ordinary `load_state_dict` goes by position within the groups and takes any numbers.
+    """
+    place = {id(parameter): index for index, parameter in enumerate(module.parameters())}
+    numbers = [place[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]
+    groups = [group | {"params": [numbers[i] for i in group["params"]]} for group in state["param_groups"]]
+    return {"state": {numbers[i]: value for i, value in state["state"].items()}, "param_groups": groups}
 
 
 def whole_step(fit_loop: dict[str, Any], step: int, accumulate: int) -> dict[str, Any]:

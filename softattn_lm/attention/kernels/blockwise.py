@@ -21,6 +21,52 @@ from softattn_lm.errors import UserError
 CPU_TILE, GPU_TILE = 2**20, 2**26
 
 
+@torch.compiler.disable
+def tiled_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | Tensor,
+    visible: Visibility,
+    bias: Bias | None = None,
+    soft_cap: float | None = None,
+    sink: Tensor | None = None,
+    dropout: float = 0.0,
+    query_block: int | None = None,
+    key_block: int | None = None,
+) -> Tensor:
+    """(B, H, T, D), (B, G, S, D), (B, G, S, D) -> (B, H, T, D); sink: (H,) scores. Noise is drawn if dropout > 0."""
+    dtype = q.dtype
+    if isinstance(scale, Tensor):
+        q, scale = q * scale, 1.0  # autograd takes the gradient of the scale from that of q
+    # Noise is drawn again in the backward pass, so it has a seed, taken from torch's own stream.
+    seed = int(torch.randint(2**62, ()).item()) if dropout else 0
+    tensors = learned(bias)
+    blocks = block_sizes(q, visible, query_block, key_block)
+    settings = Settings(scale, visible, soft_cap, bias, tuple(tensors), dropout, seed, *blocks)
+    y: Tensor = TiledAttention.apply(settings, q, k, v, sink, *tensors.values())
+    return y.to(dtype)
+
+
+def block_sizes(q: Tensor, visible: Visibility, query_block: int | None, key_block: int | None) -> tuple[int, int, int]:
+    """(queries, keys, rows of the batch) of a tile, where they are not given."""
+    b, h, t = q.shape[:3]
+    cpu = q.device.type == "cpu"
+    most = CPU_TILE if cpu else GPU_TILE
+    if query_block is None:
+        query_block = 256 if cpu else 1024
+        if visible.cuts and visible.window is not None:
+            # A tile holds window + query_block keys: a large block reads much that its mask hides.
+            query_block = min(query_block, max(64, visible.window // 2))
+    query_block = min(query_block, t)
+    if key_block is None:
+        key_block = max(128, most // (h * query_block))
+        if visible.documents is not None:
+            key_block = min(key_block, 256)  # what lies between two documents can only be skipped in whole tiles
+    key_block = min(key_block, visible.total)
+    return query_block, key_block, max(1, min(b, most // (h * query_block * key_block)))
+
+
 class Blockwise(SoftmaxKernel):
     """query_block, key_block: most queries and keys of a tile; null chooses by shape and device.
 
@@ -44,7 +90,6 @@ class Blockwise(SoftmaxKernel):
                 raise UserError(f"attention.{name}={value} must be 1 or more; type attention.{name}=256, or null to have it chosen")
         self.query_block, self.key_block = query_block, key_block
 
-    @torch.compiler.disable
     def forward(
         self,
         q: Tensor,
@@ -56,27 +101,6 @@ class Blockwise(SoftmaxKernel):
         bias: Bias | None = None,
         features: Tensor | None = None,
     ) -> Tensor:
-        dtype = q.dtype
-        if isinstance(scale, Tensor):
-            q, scale = q * scale, 1.0  # autograd takes the gradient of the scale from that of q
         dropout = self.dropout if self.training else 0.0
-        # Noise is drawn again in the backward pass, so it has a seed, taken from torch's own stream.
-        seed = int(torch.randint(2**62, ()).item()) if dropout else 0
-        tensors = learned(bias)
-        settings = Settings(scale, visible, self.soft_cap, bias, tuple(tensors), dropout, seed, *self._blocks(q, visible))
-        y: Tensor = TiledAttention.apply(settings, q, k, v, self.sink, *tensors.values())
-        return y.to(dtype)
-
-    def _blocks(self, q: Tensor, visible: Visibility) -> tuple[int, int, int]:
-        """(queries, keys, rows of the batch) of a tile."""
-        b, h, t = q.shape[:3]
-        most = CPU_TILE if q.device.type == "cpu" else GPU_TILE
-        query_block = self.query_block
-        if query_block is None:
-            query_block = 256 if q.device.type == "cpu" else 1024
-            if visible.cuts and visible.window is not None:
-                # A tile holds window + query_block keys: a large block reads much that its mask hides.
-                query_block = min(query_block, max(64, visible.window // 2))
-        query_block = min(query_block, t)
-        key_block = min(self.key_block or max(128, most // (h * query_block)), visible.total)
-        return query_block, key_block, max(1, min(b, most // (h * query_block * key_block)))
+        blocks = self.query_block, self.key_block
+        return tiled_attention(q, k, v, scale, visible, bias, self.soft_cap, self.sink, dropout, *blocks)

@@ -1,0 +1,94 @@
+"""Write text with a trained model: a prompt, from the command line, a file or standard input, and what comes after it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from softattn_lm.config.settings import SampleSettings, section
+from softattn_lm.errors import UserError
+from softattn_lm.runs import find_run
+
+
+def run(cfg: dict[str, Any], words: list[str]) -> None:
+    """words: a prompt, a run, or both in any order. Prints the prompt and exactly max_new_tokens tokens behind it."""
+    settings = section(SampleSettings, cfg)
+    run_name, prompt = sort_words(words, settings)
+    folder = find_run(run_name, settings.runs)
+
+    import torch
+
+    from softattn_lm.model.generate import check_sampling, generate
+    from softattn_lm.training.checkpoint import load_run
+
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    sampling = {name: getattr(settings, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "n")}
+    check_sampling(**sampling)
+    loaded = load_run(folder, settings.checkpoint, device)
+    ids = [int(token) for token in loaded.tokenizer.encode(prompt)]
+    print(f"{folder}, step {loaded.step}: {len(ids)} tokens of prompt, {settings.max_new_tokens} to write", file=sys.stderr)
+    steps = generate(loaded.model, ids, **sampling, seed=settings.seed, use_cache=settings.cache)
+    if settings.n == 1:
+        _stream(prompt, loaded.tokenizer.stream(), steps)
+        return
+    samples = zip(*steps, strict=True)
+    for number, sample in enumerate(samples, 1):
+        print(f"--- sample {number} of {settings.n} ---", file=sys.stderr)
+        print(shown(prompt + loaded.tokenizer.decode(sample)), flush=True)
+
+
+def _stream(prompt: str, stream: Any, steps: Any) -> None:
+    """Written as it comes, whole characters at a time."""
+    print(shown(prompt), end="", flush=True)
+    for (token,) in steps:
+        print(shown(stream.push(token)), end="", flush=True)
+    print(shown(stream.flush()))
+
+
+def sort_words(words: list[str], settings: SampleSettings) -> tuple[str | None, str]:
+    """(run or None for the newest, prompt). A word is a run if a run is called exactly so. Raises UserError for more words."""
+    if len(words) > 2:
+        raise UserError(f"sample takes a prompt and a run, and got {len(words)} words; put the prompt in quotes")
+    named = [word for word in words if _is_run(word, settings.runs)]
+    if len(words) == 2 and not named:
+        find_run(words[1], settings.runs)  # a beginning of a name, or the error that names the nearest
+        named = [words[1]]
+    chosen = named[-1] if named else None
+    prompts = list(words)
+    if chosen is not None:
+        del prompts[len(words) - 1 - words[::-1].index(chosen)]
+    if settings.file is None:
+        return chosen, prompts[0] if prompts else "\n"
+    if prompts:
+        raise UserError(f"the prompt was given twice, as {prompts[0]!r} and as file={settings.file}; leave one out")
+    return chosen, _read(settings.file)
+
+
+def _is_run(word: str, runs: str) -> bool:
+    if not word or "\0" in word or len(word) > 200:
+        return False
+    try:
+        return any((folder / "config.yaml").is_file() for folder in (Path(word).expanduser(), Path(runs).expanduser() / word))
+    except (OSError, RuntimeError):  # a prompt can be anything, and a path can not
+        return False
+
+
+def _read(file: str) -> str:
+    """The text of a file, or of standard input for `-`, as strict UTF-8."""
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).expanduser().read_bytes()
+        return data.decode("utf-8")
+    except OSError as error:
+        raise UserError(f"file={file} cannot be read: {error.strerror}; give a text file, or - for standard input") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"file={file} is not UTF-8: byte {error.start} is {data[error.start]:#04x}; save it as UTF-8") from None
+
+
+def shown(text: str) -> str:
+    """On a terminal, control characters are spelled out: a model or a prompt must not move the cursor. Raw in a pipe."""
+    if not sys.stdout.isatty():
+        return text
+    return "".join(c if c in "\n\t" or c.isprintable() or c.isspace() and ord(c) > 127 else c.encode("unicode_escape").decode() for c in text)
