@@ -32,7 +32,9 @@ def tiny_model(attention: Callable[..., Any] = SDPA, **settings: Any) -> Decoder
 
 
 def shaken(model: DecoderLM, seed: int = 0) -> DecoderLM:
-    """Every parameter moved off its start, so that gains of 1, smears of 0 and zero matrices take part in what is tested."""
+    """Every parameter moved off its start, so that gains of 1, smears of 0 and zero matrices take part in what is
+    tested.
+    """
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():

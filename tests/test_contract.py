@@ -8,7 +8,9 @@ import yaml
 from softattn_lm.config.build import build
 from softattn_lm.contract import PROPERTIES, Subject, run_property
 
-VARIANTS = sorted(path.stem for path in Path("configs/attention").glob("*.yaml") if path.stem not in ("pattern", "custom"))
+VARIANTS = sorted(
+    path.stem for path in Path("configs/attention").glob("*.yaml") if path.stem not in ("pattern", "custom")
+)
 
 
 def subject(name: str) -> Subject:
@@ -22,4 +24,6 @@ def subject(name: str) -> Subject:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_contract_holds(variant, property):
     verdict = run_property(property, subject(variant))
-    assert verdict.ok, f"{verdict.sentence}: off by {verdict.worst.error:g}, {verdict.worst.allowed:g} allowed, {verdict.worst.where}"
+    assert verdict.ok, (
+        f"{verdict.sentence}: off by {verdict.worst.error:g}, {verdict.worst.allowed:g} allowed, {verdict.worst.where}"
+    )

@@ -11,8 +11,25 @@ from softattn_lm.model.parameters import stream
 from softattn_lm.position.learned import Learned
 from tests.models import shaken, tiny_model
 
-NANOGPT = {"vocab_size": 65, "context": 64, "n_layer": 4, "d_model": 128, "position": Learned, "norm": "layer", "tie_head": True, "init": "gpt2"}
-FAST = {"qk_norm": "rms", "norm_gain": False, "embed_norm": True, "mlp": "relu2", "zero_out": True, "smear": True, "value_embeddings": True}
+NANOGPT = {
+    "vocab_size": 65,
+    "context": 64,
+    "n_layer": 4,
+    "d_model": 128,
+    "position": Learned,
+    "norm": "layer",
+    "tie_head": True,
+    "init": "gpt2",
+}
+FAST = {
+    "qk_norm": "rms",
+    "norm_gain": False,
+    "embed_norm": True,
+    "mlp": "relu2",
+    "zero_out": True,
+    "smear": True,
+    "value_embeddings": True,
+}
 
 
 def test_the_published_nanogpt_cpu_shape_has_804096_parameters():
@@ -33,18 +50,30 @@ def test_loss_at_step_zero_is_ln_v(recipe):
 
 def test_logits_equal_gpt2_of_transformers():
     transformers = pytest.importorskip("transformers", reason="transformers, of the dev extra, is not installed")
-    config = transformers.GPT2Config(vocab_size=50, n_positions=16, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    config = transformers.GPT2Config(
+        vocab_size=50, n_positions=16, n_embd=32, n_layer=2, n_head=4, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+    )
     torch.manual_seed(0)
     theirs = transformers.GPT2LMHeadModel(config).eval()
     torch.nn.init.normal_(theirs.transformer.h[0].attn.c_attn.bias)
-    ours = tiny_model(vocab_size=50, position=Learned, norm="layer", mlp="gelu_tanh", bias=True, tie_head=True, init="gpt2").eval()
+    ours = tiny_model(
+        vocab_size=50, position=Learned, norm="layer", mlp="gelu_tanh", bias=True, tie_head=True, init="gpt2"
+    ).eval()
     with torch.no_grad():
         ours.embed.weight.copy_(theirs.transformer.wte.weight)
         ours.positions[0].table.copy_(theirs.transformer.wpe.weight)
         pairs = [(ours.final_norm, theirs.transformer.ln_f)]
         for block, layer in zip(ours.blocks, theirs.transformer.h, strict=True):
-            pairs += [(block.attention_norm, layer.ln_1), (block.mlp_norm, layer.ln_2), (block.attention.projections.qkv, layer.attn.c_attn)]
-            pairs += [(block.attention.out, layer.attn.c_proj), (block.mlp.up, layer.mlp.c_fc), (block.mlp.down, layer.mlp.c_proj)]
+            pairs += [
+                (block.attention_norm, layer.ln_1),
+                (block.mlp_norm, layer.ln_2),
+                (block.attention.projections.qkv, layer.attn.c_attn),
+            ]
+            pairs += [
+                (block.attention.out, layer.attn.c_proj),
+                (block.mlp.up, layer.mlp.c_fc),
+                (block.mlp.down, layer.mlp.c_proj),
+            ]
         for mine, other in pairs:
             # Their linear layers store (in, out).
             mine.weight.copy_(other.weight.T if other.weight.ndim == 2 else other.weight)
@@ -76,7 +105,9 @@ def test_a_tied_head_is_one_parameter_and_an_embedding():
     assert [r.name for r in roles if r.parameter.shape[0] == 11] == ["embed.weight"]
 
 
-@pytest.mark.parametrize(("small", "large"), [((3, 5), (7, 9)), ((3, 5), (3, 17)), ((4,), (9,)), ((2, 3, 4), (5, 3, 4))])
+@pytest.mark.parametrize(
+    ("small", "large"), [((3, 5), (7, 9)), ((3, 5), (3, 17)), ((4,), (9,)), ((2, 3, 4), (5, 3, 4))]
+)
 def test_a_larger_tensor_contains_the_smaller_as_its_leading_block(small, large):
     first, second = stream(0, "w", small), stream(0, "w", large)
     assert second[tuple(slice(n) for n in small)].equal(first)
@@ -92,7 +123,12 @@ def test_streams_differ_by_seed_name_and_row_and_are_normal():
 
 def test_arms_that_differ_share_the_values_of_their_common_parameters():
     plain = dict(tiny_model().named_parameters())
-    for other in (tiny_model(smear=True, value_embeddings=True), tiny_model(n_layer=3), tiny_model(vocab_size=20), tiny_model(n_kv_head=4, mlp_width=200)):
+    for other in (
+        tiny_model(smear=True, value_embeddings=True),
+        tiny_model(n_layer=3),
+        tiny_model(vocab_size=20),
+        tiny_model(n_kv_head=4, mlp_width=200),
+    ):
         theirs = dict(other.named_parameters())
         for name in ("embed.weight", "blocks.0.mlp.up.weight", "blocks.1.attention.projections.qkv.weight"):
             block = tuple(slice(n) for n in plain[name].shape)
@@ -145,7 +181,10 @@ def test_head_width_is_free_of_the_model_width():
 
 @pytest.mark.parametrize(
     ("settings", "message"),
-    [({"n_head": 5}, "d_model=32 does not divide into model.n_head=5"), ({"n_kv_head": 3}, "n_head=4 does not divide into model.n_kv_head=3")],
+    [
+        ({"n_head": 5}, "d_model=32 does not divide into model.n_head=5"),
+        ({"n_kv_head": 3}, "n_head=4 does not divide into model.n_kv_head=3"),
+    ],
 )
 def test_shapes_that_do_not_fit_are_refused_by_name(settings, message):
     with pytest.raises(UserError, match=message):

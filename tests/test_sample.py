@@ -98,6 +98,8 @@ def test_a_trained_run_writes_exactly_what_is_asked_through_a_pipe(tmp_path):
     size = ["model.n_layer=1", "model.d_model=16", "model.context=16", "steps=3", "training.log_every=1"]
     softattn("train", "data=text_file", "data.path=text.txt", "tokenizer=byte", "name=tiny", *size)
     out = softattn("sample", "é b", "max_new_tokens=40", "temperature=0", "n=1")
-    again = softattn("sample", "tiny", "file=-", "max_new_tokens=40", "temperature=0", "cache=false", stdin="é b".encode())
+    again = softattn(
+        "sample", "tiny", "file=-", "max_new_tokens=40", "temperature=0", "cache=false", stdin="é b".encode()
+    )
     assert out == again and out.startswith("é b") and len(out.encode()) >= len("é b".encode()) + 40 + 1
     assert len(softattn("sample", "ab", "n=3", "max_new_tokens=5").splitlines()) >= 3

@@ -31,26 +31,25 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_learn_what_one_learns(tmp_path, strategy):
-    (tmp_path / "text.txt").write_text(text())
-    same = [o for o in TINY if not o.startswith(("trainer=", "model.dropout="))] + ["data.path=text.txt"]
-    two = ["trainer.accelerator=cpu", "trainer.devices=2"]
-    for name, trainer in (("one", ["trainer=cpu"]), ("two", [f"trainer={strategy}", *two])):
-        done = command(tmp_path, *same, *trainer, f"name={name}", "model.dropout=0")
-        assert done.returncode == 0, done.stderr
-    runs = tmp_path / "runs"
-    assert sorted(p.name for p in runs.iterdir()) == ["cache", "one", "two"]  # the second process made none of its own
-    assert losses(runs / "two") == pytest.approx(losses(runs / "one"), abs=1e-4)
-    kinds = [[r for r in read_metrics(runs / name) if r["kind"] == "validation"] for name in ("one", "two")]
-    for one, other in zip(*kinds, strict=True):
-        assert other["tokens"] == one["tokens"] == 599
-        assert other["loss"] == pytest.approx(one["loss"], abs=1e-4)
+    run = tiny_train(tmp_path, "name=one", "model.dropout=0")
+    same = [o for o in TINY if not o.startswith(("trainer=", "model.dropout="))]
+    two = [f"trainer={strategy}", "trainer.accelerator=cpu", "trainer.devices=2"]
+    done = command(tmp_path, *same, *two, f"data.path={tmp_path / 'text.txt'}", "name=two", "model.dropout=0")
+    assert done.returncode == 0, done.stderr
+    other = run.with_name("two")
+    assert sorted(p.name for p in run.parent.iterdir()) == ["cache", "one", "two"]  # the second process made none
+    assert losses(other) == pytest.approx(losses(run), abs=1e-4)
+    validations = [[r for r in read_metrics(folder) if r["kind"] == "validation"] for folder in (run, other)]
+    for row, row_of_two in zip(*validations, strict=True):
+        assert row_of_two["tokens"] == row["tokens"] == 599
+        assert row_of_two["loss"] == pytest.approx(row["loss"], abs=1e-4)
     # Either goes on where the other stopped.
-    done = command(tmp_path, "resume=two", "steps=8", "trainer=cpu")
+    typed = ["resume=two", "steps=8", "trainer=cpu"]
+    train.run(tiny_config(tmp_path, *typed), [], typed)
+    done = command(tmp_path, "resume=one", "steps=8", *two)
     assert done.returncode == 0, done.stderr
-    done = command(tmp_path, "resume=one", "steps=8", f"trainer={strategy}", *two)
-    assert done.returncode == 0, done.stderr
-    assert losses(runs / "two") == pytest.approx(losses(runs / "one"), abs=1e-4)
-    assert load_run(runs / "two").step == load_run(runs / "one").step == 8
+    assert losses(other) == pytest.approx(losses(run), abs=1e-4)
+    assert load_run(other).step == load_run(run).step == 8
 
 
 def test_a_run_is_continued_with_what_was_typed_and_nothing_else(tmp_path):

@@ -1,4 +1,6 @@
-"""Room 1, the paper: attention as a soft dictionary lookup, y = softmax(scale · q kᵀ + M) v, one policy per question."""
+"""Room 1, the paper: attention as a soft dictionary lookup, y = softmax(scale · q kᵀ + M) v, one policy per
+question.
+"""
 
 from softattn_lm.attention.block import CausalSelfAttention
 from softattn_lm.attention.cache import KVCache

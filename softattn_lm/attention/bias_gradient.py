@@ -14,7 +14,7 @@ from softattn_lm.errors import UserError
 def learned(bias: Bias | None) -> dict[str, Tensor]:
     """The attributes of a bias that want a gradient: slopes, a table, all (H, T, S) values.
 
-    Raises UserError if its tiles depend on something learned that is no attribute of it, for that gradient would be lost.
+    Raises UserError if its tiles depend on something learned that is no attribute of it: that gradient would be lost.
     """
     if bias is None or not torch.is_grad_enabled():
         return {}
@@ -22,8 +22,8 @@ def learned(bias: Bias | None) -> dict[str, Tensor]:
     rest = with_tensors(bias, {name: value.detach() for name, value in found.items()})
     if rest.tile(slice(0, 1), slice(0, 1)).requires_grad:
         raise UserError(
-            f"attention=blockwise cannot reach what {type(bias).__name__} learns: keep each learned tensor as an attribute "
-            "of the bias itself, or use attention=formula"
+            f"attention=blockwise cannot reach what {type(bias).__name__} learns: keep each learned tensor as an "
+            "attribute of the bias itself, or use attention=formula"
         )
     return found
 

@@ -1,6 +1,6 @@
 """The only place that knows projections and heads: everything around a kernel, the same for every variant.
 
-    x ─ projections ─ q, k, v ─ QK norm ─ rotation ─ cache ─ kernel ─ output projection
+x ─ projections ─ q, k, v ─ QK norm ─ rotation ─ cache ─ kernel ─ output projection
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ QKNorm = Literal["none", "rms", "rms_gain"]
 
 @dataclass(frozen=True)
 class Given:
-    """What a layer is handed beside its input, made once per forward pass for all layers that share a mask and position.
+    """What a layer is handed beside its input, made once per forward pass for all layers that share a mask and
+    position.
 
     key_rotation turns all S keys; it is there only when keys are cached before rotation, to be one stream with values.
     """
@@ -39,8 +40,8 @@ class Given:
 class CausalSelfAttention(nn.Module):
     """(B, T, C) -> (B, T, C).
 
-    qk_norm: `rms` divides every query and key by its root mean square, which bounds scores by D · scale; `rms_gain` adds
-    a learned gain per component. Henry et al. 2020, arXiv:2010.04245; Dehghani et al. 2023, arXiv:2302.05442.
+    qk_norm: `rms` divides every query and key by its root mean square, which bounds scores by D · scale; `rms_gain`
+    adds a learned gain per component. Henry et al. 2020, arXiv:2010.04245; Dehghani et al. 2023, arXiv:2302.05442.
     """
 
     def __init__(

@@ -52,7 +52,10 @@ class _Rolling:
             self.streams[name] = new.new_empty((*new.shape[:-2], self.capacity, new.shape[-1]))
         rows, past = self.streams[name], self.past(length)
         if rows.shape[0] != new.shape[0]:
-            raise UserError(f"the cache holds a batch of {rows.shape[0]} and got {new.shape[0]}; make a new one with model.new_cache()")
+            raise UserError(
+                f"the cache holds a batch of {rows.shape[0]} and got {new.shape[0]}; make a new one with "
+                "model.new_cache()"
+            )
         if self.keep.sinks:
             self._sinks(name, rows, new, length, past)
         rows[..., self.end : self.end + count, :] = new

@@ -13,7 +13,8 @@ from softattn_lm.errors import UserError
 class AttentionKernel(nn.Module):
     """y = A(q, k) v. `weights` defines A; `forward` computes y, perhaps without forming A.
 
-    A constructor that needs a shape (n_head, head_dim, d_model, context, layer) asks for it by name, and the model passes it.
+    A constructor that needs a shape (n_head, head_dim, d_model, context, layer) asks for it by name, and the model
+    passes it.
 
     grouped: True if `forward` takes (B, G, S, D) keys and values itself; otherwise the block repeats them to H heads.
     refuses: what this kernel cannot honour, of `window`, `sinks`, `documents`, `bias`, `dropout`, each with the reason.
@@ -35,7 +36,9 @@ class AttentionKernel(nn.Module):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         if not 0.0 <= dropout < 1.0:
-            raise UserError(f"attention.dropout={dropout} is not a probability below 1; type attention.dropout=0.1, or 0 for none")
+            raise UserError(
+                f"attention.dropout={dropout} is not a probability below 1; type attention.dropout=0.1, or 0 for none"
+            )
         self.dropout = dropout
 
     def weights(
@@ -50,8 +53,8 @@ class AttentionKernel(nn.Module):
     ) -> Tensor:
         """(B, H, T, D), (B, H, S, D) -> A of shape (B, H, T, S), without dropout; rows with nothing to read are 0.
 
-        scale: from the scale policy, a float or broadcastable to (B, H, T, 1). bias: added to scores, (H, T, S) in tiles.
-        features: (B, H, S, E), what `features` made of the block's input.
+        scale: from the scale policy, a float or broadcastable to (B, H, T, 1). bias: added to scores, (H, T, S) in
+        tiles. features: (B, H, S, E), what `features` made of the block's input.
         """
         raise NotImplementedError
 

@@ -65,7 +65,9 @@ class TiledAttention(torch.autograd.Function):
     """(B, H, T, D), (B, G, S, D), (B, G, S, D), sink (H,) or None, the tensors of the bias -> y (B, H, T, D)."""
 
     @staticmethod
-    def forward(ctx: Any, settings: Settings, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *bias: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, settings: Settings, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, *bias: Tensor
+    ) -> Tensor:
         with torch.autocast(q.device.type, enabled=False):
             y, peak, norm = _Tiles(settings, q, k, v).forward(sink)
         ctx.settings, ctx.n_bias = settings, len(bias)
@@ -102,7 +104,7 @@ class _Tiles:
         self._mask: tuple[tuple[int, int, int], tuple[Tensor, Tensor]] | None = None
 
     def forward(self, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """y, the largest score of each row, and one over its sum: 0 for a row that reads nothing. (B·G, r·T, 1) each."""
+        """y, and (B, H, T, 1) each the largest score of a row and one over its sum, 0 if it reads nothing."""
         y = torch.empty_like(self.q)
         peak, norm = (self.q.new_empty(self.b, self.h, self.t, 1, dtype=self.dtype) for _ in range(2))
         for work, visible in self._work():
@@ -125,7 +127,8 @@ class _Tiles:
                 m = above
             inverse = torch.where(total == 0, total, 1 / total)
             y[work.rows, :, work.queries] = self._heads(sums.mul_(inverse), work)
-            peak[work.rows, :, work.queries], norm[work.rows, :, work.queries] = self._heads(safe, work), self._heads(inverse, work)
+            peak[work.rows, :, work.queries] = self._heads(safe, work)
+            norm[work.rows, :, work.queries] = self._heads(inverse, work)
         return y, peak, norm
 
     def backward(

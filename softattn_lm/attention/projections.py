@@ -66,20 +66,30 @@ class Projections(nn.Module):
 
 def _same_heads(name: str, n_head: int, n_kv_head: int) -> None:
     if n_head != n_kv_head:
-        raise UserError(f"projections={name} makes queries and keys one, so model.n_kv_head={n_kv_head} must equal model.n_head={n_head}")
+        raise UserError(
+            f"projections={name} makes queries and keys one, so model.n_kv_head={n_kv_head} must equal "
+            f"model.n_head={n_head}"
+        )
 
 
 def _same_width(name: str, d_model: int, width: int, heads_name: str) -> None:
     if d_model != width:
-        raise UserError(f"projections={name} uses the input itself, so {heads_name} · head_dim = {width} must equal model.d_model={d_model}")
+        raise UserError(
+            f"projections={name} uses the input itself, so {heads_name} · head_dim = {width} must equal "
+            f"model.d_model={d_model}"
+        )
 
 
 class Separate(Projections):
-    """Three projections of their own. Vaswani et al. 2017, arXiv:1706.03762; G < H: Ainslie et al. 2023, arXiv:2305.13245."""
+    """Three projections of their own. Vaswani et al. 2017, arXiv:1706.03762; G < H: Ainslie et al. 2023,
+    arXiv:2305.13245.
+    """
 
     def __init__(self, d_model: int, n_head: int, n_kv_head: int, head_dim: int, bias: bool) -> None:
         super().__init__(n_head, n_kv_head)
-        self.qkv = FusedLinear(d_model, {"q": n_head * head_dim, "k": n_kv_head * head_dim, "v": n_kv_head * head_dim}, bias)
+        self.qkv = FusedLinear(
+            d_model, {"q": n_head * head_dim, "k": n_kv_head * head_dim, "v": n_kv_head * head_dim}, bias
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(x)
@@ -91,7 +101,9 @@ class SharedKV(Projections):
 
     one_stream = True
 
-    def __init__(self, d_model: int, n_head: int, n_kv_head: int, head_dim: int, bias: bool, give_to_mlp: bool = False) -> None:
+    def __init__(
+        self, d_model: int, n_head: int, n_kv_head: int, head_dim: int, bias: bool, give_to_mlp: bool = False
+    ) -> None:
         super().__init__(n_head, n_kv_head, give_to_mlp)
         self.qkv = FusedLinear(d_model, {"q": n_head * head_dim, "k": n_kv_head * head_dim}, bias)
 
@@ -103,7 +115,9 @@ class SharedKV(Projections):
 class SharedQK(Projections):
     """A token asks with the vector it answers to: Q = K."""
 
-    def __init__(self, d_model: int, n_head: int, n_kv_head: int, head_dim: int, bias: bool, give_to_mlp: bool = False) -> None:
+    def __init__(
+        self, d_model: int, n_head: int, n_kv_head: int, head_dim: int, bias: bool, give_to_mlp: bool = False
+    ) -> None:
         super().__init__(n_head, n_kv_head, give_to_mlp)
         _same_heads("shared_qk", n_head, n_kv_head)
         self.qkv = FusedLinear(d_model, {"k": n_head * head_dim, "v": n_head * head_dim}, bias)
@@ -118,7 +132,9 @@ class SharedAll(Projections):
 
     one_stream = True
 
-    def __init__(self, d_model: int, n_head: int, n_kv_head: int, head_dim: int, bias: bool, give_to_mlp: bool = False) -> None:
+    def __init__(
+        self, d_model: int, n_head: int, n_kv_head: int, head_dim: int, bias: bool, give_to_mlp: bool = False
+    ) -> None:
         super().__init__(n_head, n_kv_head, give_to_mlp)
         _same_heads("shared_all", n_head, n_kv_head)
         self.qkv = FusedLinear(d_model, {"k": n_head * head_dim}, bias)
@@ -131,7 +147,9 @@ class SharedAll(Projections):
 class IdentityV(Projections):
     """Values are the input itself, cut into heads; only the lookup is learned."""
 
-    def __init__(self, d_model: int, n_head: int, n_kv_head: int, head_dim: int, bias: bool, give_to_mlp: bool = False) -> None:
+    def __init__(
+        self, d_model: int, n_head: int, n_kv_head: int, head_dim: int, bias: bool, give_to_mlp: bool = False
+    ) -> None:
         super().__init__(n_head, n_kv_head, give_to_mlp)
         _same_width("identity_v", d_model, n_kv_head * head_dim, "model.n_kv_head")
         self.qkv = FusedLinear(d_model, {"q": n_head * head_dim, "k": n_kv_head * head_dim}, bias)
@@ -156,10 +174,19 @@ class Raw(Projections):
 
 
 class LowRank(Projections):
-    """Each of Q, K and V through a bottleneck of `rank` components, with no norm between. Raises UserError if rank < 1."""
+    """Each of Q, K and V through a bottleneck of `rank` components, with no norm between. Raises UserError if rank <
+    1.
+    """
 
     def __init__(
-        self, d_model: int, n_head: int, n_kv_head: int, head_dim: int, bias: bool, rank: int = 32, give_to_mlp: bool = False
+        self,
+        d_model: int,
+        n_head: int,
+        n_kv_head: int,
+        head_dim: int,
+        bias: bool,
+        rank: int = 32,
+        give_to_mlp: bool = False,
     ) -> None:
         super().__init__(n_head, n_kv_head, give_to_mlp)
         if rank < 1:

@@ -1,6 +1,7 @@
 """How large are scores? One small object per answer: s = scale · q kᵀ.
 
-A scale is a float, or a tensor that broadcasts to (B, H, T, 1). All of them see the number of visible keys; most ignore it.
+A scale is a float, or a tensor that broadcasts to (B, H, T, 1). All of them see the number of visible keys; most ignore
+it.
 """
 
 import math
@@ -19,7 +20,9 @@ class Scale(nn.Module):
 
 
 class InverseSqrt(Scale):
-    """1/√D: q kᵀ has variance D when q and k have unit variance. Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1."""
+    """1/√D: q kᵀ has variance D when q and k have unit variance. Vaswani et al. 2017, arXiv:1706.03762, section
+    3.2.1.
+    """
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
@@ -66,8 +69,8 @@ class LearnedPerHead(Scale):
 class LogLength(Scale):
     """s_h · log(n)/√D, n = keys visible to the query, s_h learned per head: Scalable-Softmax.
 
-    A row with more keys needs larger scores to stay as sharp. s starts at 1/log(context), so that the last row of a full
-    context begins as InverseSqrt; `initial` overrides it. A query that reads one key has scale 0 and weight 1.
+    A row with more keys needs larger scores to stay as sharp. s starts at 1/log(context), so that the last row of a
+    full context begins as InverseSqrt; `initial` overrides it. A query that reads one key has scale 0 and weight 1.
 
     Nakanishi 2025, arXiv:2501.19399.
     """

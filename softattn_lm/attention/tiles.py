@@ -1,9 +1,9 @@
 """Which tiles of the (T, S) matrix have to be computed at all, and which of those need a mask.
 
-      keys ->        one letter per tile of a causal mask, a window, and a window behind sinks
-      p .  .  .      p .  .  .      p .  .  .
-      f p  .  .      p p  .  .      p p  .  .       p partial: needs the mask        f full: needs none
-      f f  p  .      .  p p  .      f p  p  .       . nobody reads it: never computed
+keys ->        one letter per tile of a causal mask, a window, and a window behind sinks
+p .  .  .      p .  .  .      p .  .  .
+f p  .  .      p p  .  .      p p  .  .       p partial: needs the mask        f full: needs none
+f f  p  .      .  p p  .      f p  p  .       . nobody reads it: never computed
 """
 
 from __future__ import annotations

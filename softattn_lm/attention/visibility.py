@@ -20,10 +20,10 @@ class Visibility:
                                . 1 1 .
                                . . 1 1
 
-    sinks: the first tokens of the text, which every query reads besides its window (Xiao et al. 2023, arXiv:2309.17453).
-    start: position of the first query in the text; more than `past` when the cache has dropped keys between the sinks
-    and the window. documents (B, S): a query reads its own document only; a negative number is padding, which reads
-    nothing and is read by nobody. places (B, S): position of each key in its document.
+    sinks: the first tokens of the text, which every query reads besides its window (Xiao et al. 2023,
+    arXiv:2309.17453). start: position of the first query in the text; more than `past` when the cache has dropped keys
+    between the sinks and the window. documents (B, S): a query reads its own document only; a negative number is
+    padding, which reads nothing and is read by nobody. places (B, S): position of each key in its document.
 
     Built once per forward pass and mask and shared by the layers, so the dense form is made at most once.
     """
@@ -62,7 +62,9 @@ class Visibility:
         """(S,) int64: where each key stands in the text."""
         index = torch.arange(self.total, device=self.device)
         dropped = 0 if self.start is None else self.start - self.past
-        return index + dropped if not (dropped and self.sinks) else torch.where(index < self.sinks, index, index + dropped)
+        return (
+            index + dropped if not (dropped and self.sinks) else torch.where(index < self.sinks, index, index + dropped)
+        )
 
     def distance(self, queries: slice = ALL, keys: slice = ALL) -> Tensor:
         """(t, s) int64: how far back from each query each key stands; negative in the future."""
@@ -88,7 +90,9 @@ class Visibility:
         return readable[:, None]
 
     def remember(self, documents: Tensor, places: Tensor, cache: KVCache | None, layer: int) -> "Visibility":
-        """The same with documents and places (B, T) of the new tokens set behind those of the keys that the cache holds."""
+        """The same with documents and places (B, T) of the new tokens set behind those of the keys that the cache
+        holds.
+        """
         if cache is None:
             return replace(self, documents=documents, places=places)
         both = torch.stack((documents, places), dim=-1)[:, None]  # (B, 1, T, 2)
@@ -139,7 +143,9 @@ class Causal:
         if sinks < 0:
             raise UserError(f"mask.sinks={sinks} counts tokens at the start of the text; type mask.sinks=0 or more")
         if sinks and window is None:
-            raise UserError(f"mask.sinks={sinks} needs a window to stand outside of; type mask.window=64, or mask.sinks=0")
+            raise UserError(
+                f"mask.sinks={sinks} needs a window to stand outside of; type mask.window=64, or mask.sinks=0"
+            )
         self.window, self.sinks, self.documents = window, sinks, documents
 
     def span(self, context: int) -> int:

@@ -18,5 +18,6 @@ COMMANDS = {
         Command("sample", "SampleSettings", words="prompt", raw=_RUN),
         Command("evaluate", "EvaluateSettings", words="runs", raw=_RUN | {"text"}),
         Command("prepare_data", "PrepareSettings", words="none", raw=_DATA),
+        Command("benchmark", "BenchmarkSettings", words="topic", raw=frozenset({"runs"})),
     )
 }

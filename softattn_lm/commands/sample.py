@@ -1,4 +1,6 @@
-"""Write text with a trained model: a prompt, from the command line, a file or standard input, and what comes after it."""
+"""Write text with a trained model: a prompt, from the command line, a file or standard input, and what comes after
+it.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,16 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    sampling = {name: getattr(settings, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "n")}
+    sampling = {
+        name: getattr(settings, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "n")
+    }
     check_sampling(**sampling)
     loaded = load_run(folder, settings.checkpoint, device)
     ids = [int(token) for token in loaded.tokenizer.encode(prompt)]
-    print(f"{folder}, step {loaded.step}: {len(ids)} tokens of prompt, {settings.max_new_tokens} to write", file=sys.stderr)
+    print(
+        f"{folder}, step {loaded.step}: {len(ids)} tokens of prompt, {settings.max_new_tokens} to write",
+        file=sys.stderr,
+    )
     steps = generate(loaded.model, ids, **sampling, seed=settings.seed, use_cache=settings.cache)
     if settings.n == 1:
         _stream(prompt, loaded.tokenizer.stream(), steps)
@@ -49,7 +56,9 @@ def _stream(prompt: str, stream: Any, steps: Any) -> None:
 
 
 def sort_words(words: list[str], settings: SampleSettings) -> tuple[str | None, str]:
-    """(run or None for the newest, prompt). A word is a run if a run is called exactly so. Raises UserError for more words."""
+    """(run or None for the newest, prompt). A word is a run if a run is called exactly so. Raises UserError for more
+    words.
+    """
     if len(words) > 2:
         raise UserError(f"sample takes a prompt and a run, and got {len(words)} words; put the prompt in quotes")
     named = [word for word in words if _is_run(word, settings.runs)]
@@ -71,7 +80,9 @@ def _is_run(word: str, runs: str) -> bool:
     if not word or "\0" in word or len(word) > 200:
         return False
     try:
-        return any((folder / "config.yaml").is_file() for folder in (Path(word).expanduser(), Path(runs).expanduser() / word))
+        return any(
+            (folder / "config.yaml").is_file() for folder in (Path(word).expanduser(), Path(runs).expanduser() / word)
+        )
     except (OSError, RuntimeError):  # a prompt can be anything, and a path can not
         return False
 
@@ -82,13 +93,22 @@ def _read(file: str) -> str:
         data = sys.stdin.buffer.read() if file == "-" else Path(file).expanduser().read_bytes()
         return data.decode("utf-8")
     except OSError as error:
-        raise UserError(f"file={file} cannot be read: {error.strerror}; give a text file, or - for standard input") from None
+        raise UserError(
+            f"file={file} cannot be read: {error.strerror}; give a text file, or - for standard input"
+        ) from None
     except UnicodeDecodeError as error:
-        raise UserError(f"file={file} is not UTF-8: byte {error.start} is {data[error.start]:#04x}; save it as UTF-8") from None
+        raise UserError(
+            f"file={file} is not UTF-8: byte {error.start} is {data[error.start]:#04x}; save it as UTF-8"
+        ) from None
 
 
 def shown(text: str) -> str:
-    """On a terminal, control characters are spelled out: a model or a prompt must not move the cursor. Raw in a pipe."""
+    """On a terminal, control characters are spelled out: a model or a prompt must not move the cursor. Raw in a
+    pipe.
+    """
     if not sys.stdout.isatty():
         return text
-    return "".join(c if c in "\n\t" or c.isprintable() or c.isspace() and ord(c) > 127 else c.encode("unicode_escape").decode() for c in text)
+    return "".join(
+        c if c in "\n\t" or c.isprintable() or (c.isspace() and ord(c) > 127) else c.encode("unicode_escape").decode()
+        for c in text
+    )

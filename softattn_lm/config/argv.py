@@ -25,7 +25,7 @@ class Command:
 
     name: str
     settings: str  # class in config/settings.py that types the top level of its yaml
-    words: Literal["none", "runs", "prompt"]  # meaning of positional words
+    words: Literal["none", "runs", "prompt", "topic"]  # meaning of positional words
     raw: frozenset[str] = frozenset()  # keys whose value is taken as typed; `a.` stands for all below a
     sweeps: bool = False
 

@@ -15,6 +15,7 @@ from softattn_lm.config.tree import choices, command_groups, commented_keys, fir
 _USAGE = {
     "none": "[group=choice ...] [key=value ...]",
     "runs": "[run ...] [key=value ...]",
+    "topic": "[topic] [key=value ...]",
     "prompt": '["prompt"] [run] [key=value ...]',
 }
 

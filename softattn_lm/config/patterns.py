@@ -30,7 +30,10 @@ def expand_patterns(composed: Any, folder: Path) -> None:
             layers.append(OmegaConf.merge(OmegaConf.load(folder / group / f"{name}.yaml"), options.get(name, {})))
         unused = sorted(set(options) - set(names))
         if unused:
-            raise UserError(f"{group}.options.{unused[0]} sets what {group}.pattern does not use; it uses {', '.join(sorted(set(names)))}")
+            raise UserError(
+                f"{group}.options.{unused[0]} sets what {group}.pattern does not use; it uses "
+                f"{', '.join(sorted(set(names)))}"
+            )
         with open_dict(composed):
             node.pattern, node.layers = names, layers
             del node["letters"], node["options"]

@@ -110,3 +110,15 @@ class PrepareSettings:
     """Top level of configs/prepare_data.yaml."""
 
     runs: str = "runs"
+
+
+@dataclass(frozen=True)
+class BenchmarkSettings:
+    """Top level of configs/benchmark.yaml."""
+
+    runs: str = "runs"
+    heads: int = 8
+    head_dim: int = 64
+    lengths: list[int] = field(default_factory=lambda: [2048, 4096, 8192, 16384])
+    window: int = 256
+    repeats: int = 5

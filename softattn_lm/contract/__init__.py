@@ -1,4 +1,6 @@
-"""Room 10: what every attention must keep, as properties that run on anybody's: ours in the tests, yours by a command."""
+"""Room 10: what every attention must keep, as properties that run on anybody's: ours in the tests, yours by a
+command.
+"""
 
 from softattn_lm.contract import kernels, models
 from softattn_lm.contract.property import PROPERTIES, Verdict, run_property

@@ -38,7 +38,7 @@ def fast_equals_weights(subject: Subject) -> Iterator[Measure]:
     for new in LENGTHS:
         for past in (0, 3):
             for mask, visible in visibilities(subject, new, past):
-                given = {"scale": D**-0.5, "visible": visible}
+                given: dict[str, Any] = {"scale": D**-0.5, "visible": visible}
                 fast, slow = (_gradients(kernel, inputs(new, past), by, **given) for by in (False, True))
                 names = ["y", "dq", "dk", "dv", *(f"d{name}" for name, _ in kernel.named_parameters())]
                 for name, a, b in zip(names, fast, slow, strict=True):
@@ -51,7 +51,7 @@ def scales_are_honoured(subject: Subject) -> Iterator[Measure]:
     for scale in scales():
         for new, past in ((9, 0), (1, 8), (6, 5)):
             visible = Visibility(new, past)
-            given = {"scale": scale(visible), "visible": visible}
+            given: dict[str, Any] = {"scale": scale(visible), "visible": visible}
             fast, slow = (_gradients(kernel, inputs(new, past), by, **given) for by in (False, True))
             for a, b in zip(fast, slow, strict=True):
                 yield close(a, b, 2e-5, f"{type(scale).__name__}, T={new}, S={past + new}")
@@ -78,7 +78,9 @@ def bias_is_honoured(subject: Subject) -> Iterator[Measure]:
         wide_q = torch.cat((q * 0.5, values.expand(B, H, new, past + new)), dim=-1)
         wide_k = torch.cat((k, torch.eye(past + new).expand(B, H, past + new, past + new)), dim=-1)
         if not getattr(kernel, "soft_cap", None):
-            yield close(a, kernel.weights(wide_q, wide_k, scale=1.0, visible=given["visible"]), 2e-5, f"in scores, T={new}")
+            yield close(
+                a, kernel.weights(wide_q, wide_k, scale=1.0, visible=given["visible"]), 2e-5, f"in scores, T={new}"
+            )
 
 
 @holds("hidden keys have weight exactly 0, and rows sum to what the kernel says")
@@ -90,7 +92,9 @@ def weights_are_proper(subject: Subject) -> Iterator[Measure]:
             a = kernel.weights(q, k, scale=0.5, visible=visible)
             where = f"{mask}, T={new}, S={past + new}"
             readable = visible.dense().expand_as(a)
-            yield Measure(a[~readable].abs().max().item() if (~readable).any() else 0.0, 0.0, f"weight on a hidden key, {where}")
+            yield Measure(
+                a[~readable].abs().max().item() if (~readable).any() else 0.0, 0.0, f"weight on a hidden key, {where}"
+            )
             total = a.sum(-1)
             some = readable.any(-1)
             if kernel.rows_sum_to == "one":
@@ -113,7 +117,7 @@ def future_is_invisible(subject: Subject) -> Iterator[Measure]:
                     after[0][:, :, t:] += 100.0
                     for x in after[1:]:
                         x[:, :, past + t :] -= 100.0
-                    given = {"scale": D**-0.5, "visible": Visibility(new, past)}
+                    given: dict[str, Any] = {"scale": D**-0.5, "visible": Visibility(new, past)}
                     with torch.no_grad():
                         first, second = kernel(q, k, v, **given), kernel(*after, **given)
                     where = f"{mode}, T={new}, S={past + new}, logits x {factor:g}, {str(dtype)[6:]}"
@@ -129,9 +133,11 @@ def future_nan_keys_are_not_read(subject: Subject) -> Iterator[Measure]:
         poisoned = k.clone()
         t = new // 2
         poisoned[:, :, t + 1 :] = torch.nan
-        given = {"scale": D**-0.5, "visible": Visibility(new)}
+        given: dict[str, Any] = {"scale": D**-0.5, "visible": Visibility(new)}
         with torch.no_grad():
-            yield same_bits(kernel(q, poisoned, v, **given)[:, :, : t + 1], kernel(q, k, v, **given)[:, :, : t + 1], f"T={new}")
+            yield same_bits(
+                kernel(q, poisoned, v, **given)[:, :, : t + 1], kernel(q, k, v, **given)[:, :, : t + 1], f"T={new}"
+            )
 
 
 @holds("the gradient to future keys and values is exactly 0, and to visible ones it is not")
@@ -148,7 +154,11 @@ def gradients_respect_the_mask(subject: Subject) -> Iterator[Measure]:
             total += torch.stack([g.abs().sum((0, 1, 3)) for g in (dk, dv)])
         yield Measure(total[:, t + 1 :].max().item(), 0.0, f"to the future of row {t} of {new}")
         seen = total[1, : t + 1] if not kernel.reads_scores else total[:, : t + 1].sum(0)
-        yield Measure(float((seen == 0).sum()), 0.5 if kernel.reads_every_key else torch.inf, f"visible keys without gradient, row {t} of {new}")
+        yield Measure(
+            float((seen == 0).sum()),
+            0.5 if kernel.reads_every_key else torch.inf,
+            f"visible keys without gradient, row {t} of {new}",
+        )
 
 
 @holds("a prefix gives the same in a shorter tensor")
@@ -178,12 +188,14 @@ def empty_rows_give_zero(subject: Subject) -> Iterator[Measure]:
 @holds("gradients agree with finite differences in float64, or with the stated surrogate")
 def gradients_are_right(subject: Subject) -> Iterator[Measure]:
     kernel = subject.kernel().double()
-    q, k, v = (torch.randn(1, H, t, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(t)) for t in (3, 4, 4))
+    q, k, v = (
+        torch.randn(1, H, t, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(t)) for t in (3, 4, 4)
+    )
     visible = Visibility(3, 1)
     if not kernel.differentiable:
         q, k = q.requires_grad_(), k.requires_grad_()
         surrogate: Any = kernel.surrogate
-        given = {"scale": 0.7, "visible": visible}
+        given: dict[str, Any] = {"scale": 0.7, "visible": visible}
         stated = torch.autograd.grad((surrogate(q, k, **given) @ v).square().sum(), (q, k))
         # The chain rule at y: dL/dA is taken at the hard A and handed to the surrogate.
         y = kernel(q, k, v, **given)
@@ -208,11 +220,13 @@ def grouped_heads_are_repeated(subject: Subject) -> Iterator[Measure]:
     kernel = subject.kernel()
     for groups in (1, 2):
         q, k, v = inputs(6, 2, keys=groups)
-        given = {"scale": 0.5, "visible": Visibility(6, 2)}
+        given: dict[str, Any] = {"scale": 0.5, "visible": Visibility(6, 2)}
         # By hand: head h reads group h // (H / G).
         order = [h // (H // groups) for h in range(H)]
         expected = kernel.weights(q, k[:, order], **given) @ v[:, order]
-        got = kernel(q, k, v, **given) if kernel.grouped else kernel(q, expand_groups(k, H), expand_groups(v, H), **given)
+        got = (
+            kernel(q, k, v, **given) if kernel.grouped else kernel(q, expand_groups(k, H), expand_groups(v, H), **given)
+        )
         yield close(got, expected, 2e-5, f"{groups} groups for {H} heads")
 
 
@@ -224,7 +238,7 @@ def batch_rows_are_independent(subject: Subject) -> Iterator[Measure]:
         changed = [x.clone() for x in (q, k, v)]
         for x in changed:
             x[1] += 3.0
-        given = {"scale": 0.5, "visible": Visibility(new)}
+        given: dict[str, Any] = {"scale": 0.5, "visible": Visibility(new)}
         with torch.no_grad():
             yield same_bits(kernel(*changed, **given)[0], kernel(q, k, v, **given)[0], f"row 0, T={new}")
 
@@ -237,7 +251,7 @@ def dropout_is_for_training(subject: Subject) -> Iterator[Measure]:
         return
     kernel = subject.kernel(dropout=0.5)
     q, k, v = inputs(16)
-    given = {"scale": 0.5, "visible": Visibility(16)}
+    given: dict[str, Any] = {"scale": 0.5, "visible": Visibility(16)}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         quiet = kernel.eval()(q, k, v, **given)
@@ -253,7 +267,7 @@ def bfloat16_is_close(subject: Subject) -> Iterator[Measure]:
     kernel = subject.kernel()
     for new, past in ((33, 0), (5, 7)):
         exact = inputs(new, past, dtype=torch.bfloat16)
-        given = {"scale": D**-0.5, "visible": Visibility(new, past)}
+        given: dict[str, Any] = {"scale": D**-0.5, "visible": Visibility(new, past)}
         with torch.no_grad():
             rounded, precise = kernel(*exact, **given), kernel(*(x.float() for x in exact), **given)
         error = difference(rounded, precise)

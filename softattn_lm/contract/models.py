@@ -11,13 +11,26 @@ from softattn_lm.attention.visibility import Causal
 from softattn_lm.contract.property import Measure, close, differs, holds, same_bits
 from softattn_lm.contract.subject import Subject
 from softattn_lm.position.alibi import ALiBi
+from softattn_lm.position.base import Position
 from softattn_lm.position.learned import Learned
 from softattn_lm.position.none import NoPosition
 from softattn_lm.position.rotary import Rotary
 from softattn_lm.position.sinusoidal import Sinusoidal
 
-POSITIONS = {"rotary": Rotary, "learned": Learned, "sinusoidal": Sinusoidal, "alibi": ALiBi, "none": NoPosition}
-SCALES = {"inverse_sqrt": InverseSqrt, "inverse_dim": InverseDim, "constant": Constant, "learned": LearnedPerHead, "log_length": LogLength}
+POSITIONS: dict[str, type[Position]] = {
+    "rotary": Rotary,
+    "learned": Learned,
+    "sinusoidal": Sinusoidal,
+    "alibi": ALiBi,
+    "none": NoPosition,
+}
+SCALES = {
+    "inverse_sqrt": InverseSqrt,
+    "inverse_dim": InverseDim,
+    "constant": Constant,
+    "learned": LearnedPerHead,
+    "log_length": LogLength,
+}
 
 
 def masks(subject: Subject) -> dict[str, Causal]:
@@ -29,7 +42,7 @@ def masks(subject: Subject) -> dict[str, Causal]:
     return found
 
 
-def positions(subject: Subject) -> dict[str, type]:
+def positions(subject: Subject) -> dict[str, type[Position]]:
     return {name: policy for name, policy in POSITIONS.items() if name != "alibi" or subject.honours("bias")}
 
 
@@ -37,7 +50,9 @@ def text(rows: int, length: int, seed: int = 0) -> Tensor:
     return torch.randint(11, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-@holds("in a model, tokens after t leave the logits up to t bitwise equal, for every mask and position, in training too")
+@holds(
+    "in a model, tokens after t leave the logits up to t bitwise equal, for every mask and position, in training too"
+)
 def model_hides_the_future(subject: Subject) -> Iterator[Measure]:
     idx = text(2, 16)
     changed = idx.clone()
@@ -57,7 +72,11 @@ def model_hides_the_future(subject: Subject) -> Iterator[Measure]:
 @holds("decoding with the cache equals the full forward pass, for any chunking, mask, position and scale")
 def cached_equals_full(subject: Subject) -> Iterator[Measure]:
     idx = text(2, 16)
-    shapes = {f"{p}, {m}": {"position": position, "mask": mask} for p, position in positions(subject).items() for m, mask in masks(subject).items()}
+    shapes = {
+        f"{p}, {m}": {"position": position, "mask": mask}
+        for p, position in positions(subject).items()
+        for m, mask in masks(subject).items()
+    }
     shapes |= {f"rotary, scale {s}": {"position": Rotary, "scale": scale} for s, scale in SCALES.items()}
     for where, settings in shapes.items():
         model = subject.model(n_kv_head=2, smear=True, value_embeddings=True, **settings)

@@ -59,7 +59,7 @@ def run_property(name: str, subject: Subject) -> Verdict:
     worst, count, ok = Measure(0.0, 0.0, "nothing was measured"), 0, True
     for measure in known.measure(subject):
         bad = not measure.error <= measure.allowed
-        if not count or bad and ok or (bad or ok) and _severity(measure) > _severity(worst):
+        if not count or (bad and ok) or ((bad or ok) and _severity(measure) > _severity(worst)):
             worst = measure
         count, ok = count + 1, ok and not bad
     return Verdict(name, known.sentence, ok and count > 0, worst, count)
@@ -95,5 +95,3 @@ def close(actual: Tensor, expected: Tensor, tolerance: float, where: str) -> Mea
 def differs(first: Tensor, second: Tensor, where: str) -> Measure:
     """The opposite: fails if two results that must not be equal are."""
     return Measure(0.0 if not torch.equal(first, second) else 1.0, 0.5, where)
-
-

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from softattn_lm.attention.kernel import AttentionKernel
 from softattn_lm.attention.visibility import Visibility
-from softattn_lm.model.decoder import DecoderLM, make
+from softattn_lm.model.block import make
+from softattn_lm.model.decoder import DecoderLM
 
 B, H, D = 2, 4, 8
 
@@ -74,7 +75,9 @@ def _shake(module: Any, seed: int) -> Any:
     return module
 
 
-def inputs(new: int, past: int = 0, seed: int = 0, dtype: torch.dtype = torch.float32, keys: int = H) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(
+    new: int, past: int = 0, seed: int = 0, dtype: torch.dtype = torch.float32, keys: int = H
+) -> tuple[Tensor, Tensor, Tensor]:
     """q (B, H, T, D), k and v (B, keys, S, D), independent N(0, 1) in float64 and then rounded."""
     generator = torch.Generator().manual_seed(1000 * new + 10 * past + seed)
     shapes = (H, new), (keys, past + new), (keys, past + new)

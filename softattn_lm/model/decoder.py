@@ -3,9 +3,8 @@
 Radford et al. 2019 (GPT-2) for the pre-norm shape. The recipe is configurable where the field really differs.
 """
 
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,45 +12,16 @@ from torch import Tensor, nn
 from softattn_lm.attention.block import CausalSelfAttention, Given, QKNorm
 from softattn_lm.attention.cache import Keep, KVCache
 from softattn_lm.attention.pattern import Pattern, of_layer
-from softattn_lm.attention.projections import Projections, Separate
+from softattn_lm.attention.projections import Projections
 from softattn_lm.attention.visibility import Causal, Visibility
 from softattn_lm.errors import UserError
+from softattn_lm.model.block import Block, given_width, make
 from softattn_lm.model.documents import continue_documents
 from softattn_lm.model.layers import MLP, MLPKind, NormKind, Smear, ValueEmbedding, default_width, make_norm
-from softattn_lm.model.parameters import InitKind, Initialiser, ParameterRole, parameter_roles
+from softattn_lm.model.parameters import Initialiser, InitKind, ParameterRole, parameter_roles
 from softattn_lm.position.base import Places, Position
 
-Policy = Callable[..., Any] | Pattern
-
-
-def make(policy: Callable[..., Any], **shapes: int | bool) -> Any:
-    """Build a policy: its constructor is handed each shape that it asks for by name and that the user has not given."""
-    bound = getattr(policy, "keywords", {})
-    asked = inspect.signature(policy).parameters
-    return policy(**{name: shape for name, shape in shapes.items() if name in asked and name not in bound})
-
-
-class Block(nn.Module):
-    """One layer: attention, then the MLP if there is one, each behind a norm and added to the stream."""
-
-    def __init__(
-        self, attention: CausalSelfAttention, mlp: MLP | None, value: ValueEmbedding | None, norms: list[nn.Module], dropout: float
-    ) -> None:
-        super().__init__()
-        self.attention, self.mlp, self.value = attention, mlp, value
-        self.attention_norm = norms[0]
-        self.mlp_norm = norms[1] if mlp is not None else None
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(
-        self, x: Tensor, idx: Tensor, given: Given, cache: KVCache | None, return_weights: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        value = None if self.value is None else self.value(idx)  # (B, G, T, D)
-        y, weights = self.attention(self.attention_norm(x), given, value=value, cache=cache, return_weights=return_weights)
-        x = x + self.dropout(y)
-        if self.mlp is not None and self.mlp_norm is not None:
-            x = x + self.dropout(self.mlp(self.mlp_norm(x)))
-        return x, weights
+Policy = Callable[..., Any]
 
 
 class DecoderLM(nn.Module):
@@ -61,7 +31,8 @@ class DecoderLM(nn.Module):
     (mask: an object). Attention, position and mask may be a Pattern over the layers.
 
     Shapes: head_dim defaults to d_model / n_head, n_kv_head to n_head, mlp_width to 4·C (SwiGLU: 8/3·C).
-    final_cap: logits become c · tanh(logits / c). Riviere et al. 2024, arXiv:2408.00118. init, zero_out: see Initialiser.
+    final_cap: logits become c · tanh(logits / c). Riviere et al. 2024, arXiv:2408.00118. init, zero_out: see
+    Initialiser.
 
     Raises UserError when parts do not fit each other.
     """
@@ -74,9 +45,9 @@ class DecoderLM(nn.Module):
         n_layer: int,
         n_head: int,
         d_model: int,
-        attention: Policy,
+        attention: Policy | Pattern,
         scale: Policy,
-        position: Policy,
+        position: Policy | Pattern,
         mask: Causal | Pattern,
         projections: Policy,
         n_kv_head: int | None = None,
@@ -101,20 +72,36 @@ class DecoderLM(nn.Module):
     ) -> None:
         super().__init__()
         if head_dim is None and d_model % n_head:
-            raise UserError(f"model.d_model={d_model} does not divide into model.n_head={n_head} heads; type a multiple, or give model.head_dim")
+            raise UserError(
+                f"model.d_model={d_model} does not divide into model.n_head={n_head} heads; type a multiple, or give "
+                "model.head_dim"
+            )
         n_kv_head = n_head if n_kv_head is None else n_kv_head
         if n_head % n_kv_head:
-            raise UserError(f"model.n_head={n_head} does not divide into model.n_kv_head={n_kv_head} groups; type a divisor of {n_head}")
+            raise UserError(
+                f"model.n_head={n_head} does not divide into model.n_kv_head={n_kv_head} groups; type a divisor of "
+                f"{n_head}"
+            )
         head_dim = d_model // n_head if head_dim is None else head_dim
         self.vocab_size, self.context, self.n_layer, self.final_cap = vocab_size, context, n_layer, final_cap
         self.masks: list[Causal] = [of_layer(mask, layer) for layer in range(n_layer)]
-        shapes = {"n_head": n_head, "n_kv_head": n_kv_head, "head_dim": head_dim, "d_model": d_model, "context": context, "bias": bias}
+        shapes = {
+            "n_head": n_head,
+            "n_kv_head": n_kv_head,
+            "head_dim": head_dim,
+            "d_model": d_model,
+            "context": context,
+            "bias": bias,
+        }
 
         self.embed = nn.Embedding(vocab_size, d_model)
         policies = position.layers if isinstance(position, Pattern) else [position]
         self.positions = nn.ModuleList([make(p, **shapes) for p in policies])
         if len(policies) > 1 and self.absolute:
-            raise UserError("position.pattern mixes policies per layer, and learned or sinusoidal ones act on the input; use rotary, alibi, none")
+            raise UserError(
+                "position.pattern mixes policies per layer, and learned or sinusoidal ones act on the input; use "
+                "rotary, alibi, none"
+            )
         self.embed_norm = make_norm(norm, d_model, norm_gain, bias) if embed_norm else None
         self.smear = Smear(d_model) if smear else None
         self.dropout = nn.Dropout(dropout)
@@ -132,10 +119,12 @@ class DecoderLM(nn.Module):
                 qk_norm=qk_norm,
                 bias=bias,
             )
-            width = (mlp_width or default_width(mlp, d_model)) + _given_width(projected, mlp, shapes)
+            width = (mlp_width or default_width(mlp, d_model)) + given_width(projected, mlp, shapes)
             block_mlp = None if mlp == "none" else MLP(mlp, d_model, width, bias)
             # Every second layer, the last included.
-            value = ValueEmbedding(vocab_size, n_kv_head, head_dim) if value_embeddings and (n_layer - layer) % 2 else None
+            value = (
+                ValueEmbedding(vocab_size, n_kv_head, head_dim) if value_embeddings and (n_layer - layer) % 2 else None
+            )
             norms = [make_norm(norm, d_model, norm_gain, bias) for _ in range(2)]
             self.blocks.append(Block(attended, block_mlp, value, norms, dropout))
         self._check_honoured()
@@ -159,14 +148,19 @@ class DecoderLM(nn.Module):
     ) -> Any:
         """(B, T) int64 -> logits (B, T, V); with return_weights a pair (logits, [A of shape (B, H, T, S) per layer]).
 
-        cache: what earlier calls remembered; this call's tokens are added to it. start: position of the first token when
-        there is no cache. documents (B, T): which packed text each token belongs to, −1 for padding; needs a mask that
-        keeps documents apart. A query reads at most `context` keys, itself included, however long the text is.
+        cache: what earlier calls remembered; this call's tokens are added to it. start: position of the first token
+        when there is no cache. documents (B, T): which packed text each token belongs to, −1 for padding; needs a mask
+        that keeps documents apart. A query reads at most `context` keys, itself included, however long the text is.
         """
         if documents is not None and not all(mask.documents for mask in self.masks):
-            raise UserError("this batch holds packed documents, and the mask lets them see each other; type mask=documents")
+            raise UserError(
+                "this batch holds packed documents, and the mask lets them see each other; type mask=documents"
+            )
         if documents is not None and cache is not None and any(mask.sinks for mask in self.masks):
-            raise UserError("a cache keeps the first tokens of a row, not of each document; decode packed documents with mask.sinks=0")
+            raise UserError(
+                "a cache keeps the first tokens of a row, not of each document; decode packed documents with "
+                "mask.sinks=0"
+            )
         new = idx.shape[1]
         if cache is not None:
             start = cache.length
@@ -177,7 +171,7 @@ class DecoderLM(nn.Module):
         given = self._given(places, start, new, documents, cache, idx.device)
         x = self._embed(idx, places, cache)
         every_layer = []
-        for block, here in zip(self.blocks, given, strict=True):
+        for block, here in zip(self.layers, given, strict=True):
             x, weights = block(x, idx, here, cache, return_weights)
             every_layer.append(weights)
         if cache is not None:
@@ -190,7 +184,7 @@ class DecoderLM(nn.Module):
     def _embed(self, idx: Tensor, places: Places, cache: KVCache | None) -> Tensor:
         x = self.embed(idx)  # (B, T, C)
         for position in self.positions:
-            code = position.embed(places)
+            code = cast(Position, position).embed(places)
             x = x if code is None else x + code
         if self.embed_norm is not None:
             x = self.embed_norm(x)
@@ -199,27 +193,31 @@ class DecoderLM(nn.Module):
         return self.dropout(x)
 
     def _given(
-        self, places: Places, start: int, new: int, documents: Tensor | None, cache: KVCache | None, device: torch.device
+        self,
+        places: Places,
+        start: int,
+        new: int,
+        documents: Tensor | None,
+        cache: KVCache | None,
+        device: torch.device,
     ) -> list[Given]:
         """What each layer is handed; layers with the same mask and position share one object."""
         made: dict[tuple[int, int], Given] = {}
-        rotations = [position.rotation(places) for position in self.positions]
+        positions = self.position_per_layer
+        one_stream = cache is not None and any(block.attention.projections.one_stream for block in self.layers)
         layers = []
-        for layer, mask in enumerate(self.masks):
-            which = layer % len(self.positions)
-            key = (id(mask), which)
+        for layer, (mask, position) in enumerate(zip(self.masks, positions, strict=True)):
+            key = (id(mask), id(position))
             if key not in made:
                 past = 0 if cache is None else cache.past(layer)
                 shared = Visibility(new, past, start=start, documents=documents, device=device)
                 if documents is not None and isinstance(places, Tensor):
                     shared = shared.remember(documents, places, cache, layer)
                 visible = mask.visibility(shared, self.context)
-                position: Position = self.positions[which]
-                key_rotation = None
-                if cache is not None and rotations[which] is not None:
-                    if any(block.attention.projections.one_stream for block in self.blocks):
-                        key_rotation = position.rotation(visible.key_positions if shared.places is None else shared.places)
-                made[key] = Given(visible, rotations[which], key_rotation, position.bias(visible))
+                rotation = position.rotation(places)
+                of_keys = visible.key_positions if shared.places is None else shared.places
+                key_rotation = position.rotation(of_keys) if one_stream and rotation is not None else None
+                made[key] = Given(visible, rotation, key_rotation, position.bias(visible))
             layers.append(made[key])
         return layers
 
@@ -228,9 +226,17 @@ class DecoderLM(nn.Module):
         return KVCache([Keep(mask.span(self.context) - 1, mask.sinks) for mask in self.masks])
 
     @property
+    def layers(self) -> list[Block]:
+        return [cast(Block, block) for block in self.blocks]
+
+    @property
+    def position_per_layer(self) -> list[Position]:
+        return [cast(Position, self.positions[layer % len(self.positions)]) for layer in range(self.n_layer)]
+
+    @property
     def absolute(self) -> bool:
         """Whether text beyond the context must be encoded again."""
-        return any(position.absolute for position in self.positions)
+        return any(position.absolute for position in self.position_per_layer)
 
     @property
     def receptive_field(self) -> int | None:
@@ -243,33 +249,23 @@ class DecoderLM(nn.Module):
 
     def parameter_roles(self) -> list[ParameterRole]:
         """Every parameter exactly once, in the order of `named_parameters`."""
-        tables = [p for position in self.positions if position.absolute for p in position.parameters()]
+        tables = [p for position in self.position_per_layer if position.absolute for p in position.parameters()]
         return parameter_roles(self, self.head.weight, tables)
 
     def _check_honoured(self) -> None:
         """An option that a kernel would ignore is refused here, before anything is computed."""
-        for layer, (block, mask) in enumerate(zip(self.blocks, self.masks, strict=True)):
-            kernel = block.attention.kernel
-            position = self.positions[layer % len(self.positions)]
+        for layer, (block, mask) in enumerate(zip(self.layers, self.masks, strict=True)):
+            kernel, position = block.attention.kernel, self.position_per_layer[layer]
             asked = {
                 "window": mask.window is not None,
                 "sinks": mask.sinks > 0,
                 "documents": mask.documents,
                 "bias": position.bias(Visibility(1)) is not None,
+                "dropout": kernel.dropout > 0,
             }
             for name, reason in kernel.refuses.items():
-                if asked[name]:
+                if asked.get(name):
                     setting = f"position={type(position).__name__.lower()}" if name == "bias" else f"mask.{name}"
-                    raise UserError(f"attention {type(kernel).__name__} of layer {layer} cannot honour {setting}: {reason}")
-
-
-def _given_width(projections: Projections, mlp: MLPKind, shapes: Mapping[str, Any]) -> int:
-    """By how much to widen an MLP so that it takes up what the projections save."""
-    if not projections.give_to_mlp:
-        return 0
-    if mlp == "none":
-        raise UserError("projections.give_to_mlp=true has no MLP to give to (model.mlp=none); type projections.give_to_mlp=false")
-    with torch.device("meta"):
-        full = make(Separate, **shapes)
-    saved = sum(p.numel() for p in full.parameters()) - sum(p.numel() for p in projections.parameters())
-    return round(saved / ((3 if mlp == "swiglu" else 2) * shapes["d_model"]))
+                    raise UserError(
+                        f"attention {type(kernel).__name__} of layer {layer} cannot honour {setting}: {reason}"
+                    )

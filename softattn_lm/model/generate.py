@@ -24,7 +24,8 @@ def choose(
     """(N, V) logits and (N, V) uniform numbers in [0, 1) -> (N,) ids. temperature 0 takes the likeliest.
 
     top_k keeps the k likeliest (ties with the k-th stay); top_p the fewest whose probability reaches p (Holtzman et al.
-    2019, arXiv:1904.09751); min_p those with at least p times the likeliest one's (Nguyen et al. 2024, arXiv:2407.01082).
+    2019, arXiv:1904.09751); min_p those with at least p times the likeliest one's (Nguyen et al. 2024,
+    arXiv:2407.01082).
     """
     if temperature == 0:
         return logits.argmax(-1)
@@ -103,7 +104,9 @@ def generate(
 
 
 class _Stepper:
-    """Takes new tokens (N, T) and answers with the logits (N, V) of the next one. Keeps the text no longer than needed."""
+    """Takes new tokens (N, T) and answers with the logits (N, V) of the next one. Keeps the text no longer than
+    needed.
+    """
 
     def __init__(self, model: DecoderLM, use_cache: bool) -> None:
         self.model, self.absolute = model, model.absolute

@@ -47,7 +47,9 @@ class MLP(nn.Module):
 
 
 def default_width(kind: MLPKind, d_model: int) -> int:
-    """4·C, or 8/3·C for the three matrices of SwiGLU, so that both have 8·C² parameters (rounded up to a multiple of 8)."""
+    """4·C, or 8/3·C for the three matrices of SwiGLU, so that both have 8·C² parameters (rounded up to a multiple of
+    8).
+    """
     return 4 * d_model if kind != "swiglu" else 8 * math.ceil(d_model / 3)
 
 

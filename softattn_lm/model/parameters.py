@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,8 +18,8 @@ Role = Literal["embedding", "head", "hidden", "vector"]
 
 @dataclass(frozen=True)
 class ParameterRole:
-    """What an optimizer needs to know of a parameter. `rows`: heights of the parts of a fused matrix, which are matrices
-    of their own; (shape[0],) for an ordinary one. A tied head appears once, as the embedding."""
+    """What an optimizer needs to know of a parameter. `rows`: heights of the parts of a fused matrix, which are
+    matrices of their own; (shape[0],) for an ordinary one. A tied head appears once, as the embedding."""
 
     name: str
     parameter: nn.Parameter
@@ -26,10 +27,12 @@ class ParameterRole:
     rows: tuple[int, ...]
 
 
-def parameter_roles(model: nn.Module, head: Tensor, tables: list[Tensor]) -> list[ParameterRole]:
+def parameter_roles(model: nn.Module, head: Tensor, tables: Sequence[Tensor]) -> list[ParameterRole]:
     """Every parameter exactly once, in the order of `named_parameters`. tables: those indexed by position."""
     fused = {id(m.weight): tuple(m.parts.values()) for m in model.modules() if isinstance(m, FusedLinear)}
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} | {id(table) for table in tables}
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)} | {
+        id(table) for table in tables
+    }
     roles = []
     for name, parameter in model.named_parameters():
         role: Role = "vector"
@@ -61,11 +64,11 @@ def stream(seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
 
 @dataclass(frozen=True)
 class Initialiser:
-    """`gpt2` draws matrices from N(0, 0.02²); `fan_in` from N(0, 1/columns) and tables from N(0, 1), which keeps activations
-    at unit variance. init_q and init_k choose for W_q and W_k apart.
+    """`gpt2` draws matrices from N(0, 0.02²); `fan_in` from N(0, 1/columns) and tables from N(0, 1), which keeps
+    activations at unit variance. init_q and init_k choose for W_q and W_k apart.
 
-    The matrices that write to the residual stream are smaller by √(2·n_layer). zero_out: they, and an untied head, are 0.
-    Gains, biases and the look-back keep what their constructors gave them.
+    The matrices that write to the residual stream are smaller by √(2·n_layer). zero_out: they, and an untied head, are
+    0. Gains, biases and the look-back keep what their constructors gave them.
     """
 
     seed: int
@@ -90,7 +93,11 @@ class Initialiser:
                 values = named.parameter[first : first + rows]
                 std = self._std(named, part, values.shape[1], tied)
                 own = f"{named.name.removesuffix('weight')}{part}" if part else named.name
-                values.copy_(std * (1 / math.sqrt(2 * self.n_layer) if writes else 1) * stream(self.seed, own, tuple(values.shape)))
+                values.copy_(
+                    std
+                    * (1 / math.sqrt(2 * self.n_layer) if writes else 1)
+                    * stream(self.seed, own, tuple(values.shape))
+                )
                 first += rows
 
     def _std(self, named: ParameterRole, part: str, columns: int, tied: bool) -> float:

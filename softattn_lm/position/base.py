@@ -36,8 +36,8 @@ class Rotation:
 
 
 class Position(nn.Module):
-    """absolute: a token's code depends on where it stands in the context, so that text beyond the context must be encoded
-    again; otherwise old keys keep their meaning and the cache rolls."""
+    """absolute: a token's code depends on where it stands in the context, so that text beyond the context must be
+    encoded again; otherwise old keys keep their meaning and the cache rolls."""
 
     absolute = False
 

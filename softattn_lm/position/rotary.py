@@ -11,7 +11,9 @@ from softattn_lm.position.base import Places, Position, Rotation
 
 
 class Rotary(Position):
-    """fraction: share of the head's components that turn; the rest carries no position. Raises UserError on an odd count."""
+    """fraction: share of the head's components that turn; the rest carries no position. Raises UserError on an odd
+    count.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -21,7 +23,8 @@ class Rotary(Position):
         rotated = round(head_dim * fraction)
         if rotated % 2 or not 0 < rotated <= head_dim:
             raise UserError(
-                f"position=rotary turns components in pairs, and fraction {fraction} of a head of {head_dim} is {rotated}; "
+                f"position=rotary turns components in pairs, and fraction {fraction} of a head of {head_dim} is "
+                f"{rotated}; "
                 "type an even model.head_dim, or position.fraction between 0 and 1 that gives an even count"
             )
         self.rotated, self.base = rotated, base
@@ -45,5 +48,7 @@ class Rotary(Position):
             return Rotation(cos.to(self.cos), sin.to(self.sin))
         if places.stop <= len(self.cos):
             return Rotation(self.cos[places.start : places.stop], self.sin[places.start : places.stop])
-        cos, sin = self._angles(torch.arange(places.start, places.stop))  # beyond the table, which long sampling reaches
+        cos, sin = self._angles(
+            torch.arange(places.start, places.stop)
+        )  # beyond the table, which long sampling reaches
         return Rotation(cos.to(self.cos), sin.to(self.sin))

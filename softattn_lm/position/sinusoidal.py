@@ -1,6 +1,7 @@
 """x_i += [sin(i·ω_m), cos(i·ω_m)], ω_m = base^(−2m/C): fixed waves. Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
 
-Sines fill the first half of the width and cosines the second; the paper interleaves them, which is a renaming of components.
+Sines fill the first half of the width and cosines the second; the paper interleaves them, which is a renaming of
+components.
 """
 
 import torch
@@ -11,14 +12,19 @@ from softattn_lm.position.base import Places, Position
 
 
 class Sinusoidal(Position):
-    """Added to embeddings like a learned table, and like it re-encoded beyond the context. Raises UserError on an odd width."""
+    """Added to embeddings like a learned table, and like it re-encoded beyond the context. Raises UserError on an odd
+    width.
+    """
 
     absolute = True
+    like: Tensor
 
     def __init__(self, d_model: int, base: float = 10000.0) -> None:
         super().__init__()
         if d_model % 2:
-            raise UserError(f"position=sinusoidal needs pairs of components and model.d_model={d_model} is odd; type an even one")
+            raise UserError(
+                f"position=sinusoidal needs pairs of components and model.d_model={d_model} is odd; type an even one"
+            )
         self.d_model, self.base = d_model, base
         self.register_buffer("like", torch.empty(0), persistent=False)  # knows the model's device and dtype
 

@@ -145,10 +145,10 @@ class Checkpoints(Callback):
 
 
 def in_model_order(state: dict[str, Any], optimizer: Optimizer, module: nn.Module) -> dict[str, Any]:
-    """An optimizer's state_dict with parameters numbered as in `module.parameters()` instead of group by group.
+    """An optimizer's state_dict with parameters numbered as in `module.parameters()`, not group by group.
 
-    That is how Lightning saves it under FSDP and expects to read it there, so a run can go on under another strategy; an
-    ordinary `load_state_dict` goes by position within the groups and takes any numbers.
+    That is how Lightning saves it under FSDP and expects to read it there, so a run can go on under another strategy;
+    an ordinary `load_state_dict` goes by position within the groups and takes any numbers.
     """
     place = {id(parameter): index for index, parameter in enumerate(module.parameters())}
     numbers = [place[id(parameter)] for group in optimizer.param_groups for parameter in group["params"]]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from softattn_lm.attention.block import CausalSelfAttention
-from softattn_lm.model.decoder import DecoderLM
+from softattn_lm.model.decoder import Block, DecoderLM
 
 
 def describe(model: DecoderLM, batch_size: int, steps: int) -> dict[str, Any]:
@@ -26,7 +25,7 @@ def describe(model: DecoderLM, batch_size: int, steps: int) -> dict[str, Any]:
         sum(min(i, mask.span(context) + mask.sinks) for i in range(1, context + 1)) / context for mask in model.masks
     ]
     # heads · head_dim of each layer
-    widths = [layer.out.in_features for layer in model.modules() if isinstance(layer, CausalSelfAttention)]
+    widths = [block.attention.out.in_features for block in model.modules() if isinstance(block, Block)]
     per_token = 6 * in_products + 12 * sum(width * read for width, read in zip(widths, keys, strict=True))
     return {
         "parameters": parameters,

@@ -1,4 +1,4 @@
-"""The same A as `formula`, by whichever implementation honours what is asked and is fastest here; it says which and why.
+"""The same A as `formula`, by whichever implementation honours what is asked and is fastest; it says which and why.
 
 The lengths below are where two implementations took the same time forward and backward on two CPU cores in float32
 (`python scripts/benchmark.py attention`); a wrong guess costs time and never changes A.
@@ -19,9 +19,9 @@ from softattn_lm.attention.kernels.sdpa import SDPA
 from softattn_lm.attention.visibility import Visibility
 
 FORMULA_UP_TO = 128  # keys: below, a loop over tiles costs more than the matrix
-DROPOUT_FROM = 256  # keys: torch drops weights on a CPU by forming the matrix
+DROPOUT_FROM = 512  # keys: torch drops weights on a CPU by forming the matrix
 BIAS_FROM = 512
-DOCUMENTS_FROM = 512
+DOCUMENTS_FROM = 1024
 WINDOWS_FROM = 4  # windows in the sequence: below, too little is skipped
 
 
@@ -31,7 +31,7 @@ class Choice(NamedTuple):
 
 
 class Auto(SoftmaxKernel):
-    """choice, reason: of the last call with more than one query; before any, of a plain causal mask over the context."""
+    """choice, reason: of the last call with more than one query; before any, of a causal mask over the context."""
 
     grouped = True
 

@@ -87,7 +87,7 @@ class Blockwise(SoftmaxKernel):
         super().__init__(n_head, dropout, soft_cap, sink)
         for name, value in (("query_block", query_block), ("key_block", key_block)):
             if value is not None and value < 1:
-                raise UserError(f"attention.{name}={value} must be 1 or more; type attention.{name}=256, or null to have it chosen")
+                raise UserError(f"attention.{name}={value} must be 1 or more; type attention.{name}=256, or null")
         self.query_block, self.key_block = query_block, key_block
 
     def forward(

@@ -1,4 +1,4 @@
-"""The same A as `formula` by torch's FlexAttention: blocks that nobody reads are skipped, and nothing of size T² is kept.
+"""The same A as `formula` by torch's FlexAttention: blocks that nobody reads are skipped, nothing of size T² is kept.
 
 For training on CUDA, where it is compiled. On a CPU it has no backward pass and runs uncompiled, with the (T, S) scores
 in memory, so it serves for inference there; `blockwise` trains.
@@ -40,7 +40,9 @@ class Flex(SoftmaxKernel):
     """Raises UserError for dropout, and for a backward pass on a device other than CUDA."""
 
     grouped = True
-    refuses: ClassVar[dict[str, str]] = {"dropout": "FlexAttention drops no weights; type model.dropout=0 or attention=blockwise"}
+    refuses: ClassVar[dict[str, str]] = {
+        "dropout": "FlexAttention drops no weights; type model.dropout=0 or attention=blockwise"
+    }
     trains_on: ClassVar[tuple[str, ...] | None] = TRAINS_ON
 
     def __init__(self, n_head: int, dropout: float = 0.0, soft_cap: float | None = None, sink: Sink = "none") -> None:
@@ -102,7 +104,10 @@ class _WithoutBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        raise UserError(f"attention=flex cannot train on {ctx.device}: FlexAttention has no backward pass there; type attention=blockwise")
+        raise UserError(
+            f"attention=flex cannot train on {ctx.device}: FlexAttention has no backward pass there; "
+            "type attention=blockwise"
+        )
 
 
 def _call(q: Tensor, k: Tensor, v: Tensor, **given: Any) -> Any:
@@ -176,7 +181,8 @@ _OF_DOCUMENTS: WeakKeyDictionary[Visibility, BlockMask] = WeakKeyDictionary()
 def block_mask(visible: Visibility) -> BlockMask:
     """Made once per shape and window, and once per batch of documents, whatever the number of layers."""
     if visible.documents is None:
-        return _of_shape(visible.new, visible.past, visible.window, visible.sinks, visible.start, torch.device(visible.device))
+        device = torch.device(visible.device)
+        return _of_shape(visible.new, visible.past, visible.window, visible.sinks, visible.start, device)
     if visible not in _OF_DOCUMENTS:
         _OF_DOCUMENTS[visible] = _make(visible, len(visible.documents))
     return _OF_DOCUMENTS[visible]

@@ -62,7 +62,9 @@ class SoftmaxKernel(AttentionKernel):
     def __init__(self, n_head: int, dropout: float = 0.0, soft_cap: float | None = None, sink: Sink = "none") -> None:
         super().__init__(dropout)
         if soft_cap is not None and not soft_cap > 0:
-            raise UserError(f"attention.soft_cap={soft_cap} must be above 0, such as attention.soft_cap=50; null for no cap")
+            raise UserError(
+                f"attention.soft_cap={soft_cap} must be above 0, such as attention.soft_cap=50; null for no cap"
+            )
         self.soft_cap = soft_cap
         self.sink: Tensor | None
         if sink == "learned":

@@ -20,7 +20,9 @@ class Hard(AttentionKernel):
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__(dropout)
 
-    def surrogate(self, q: Tensor, k: Tensor, *, scale: float | Tensor, visible: Visibility, bias: Bias | None = None) -> Tensor:
+    def surrogate(
+        self, q: Tensor, k: Tensor, *, scale: float | Tensor, visible: Visibility, bias: Bias | None = None
+    ) -> Tensor:
         """(B, H, T, S): the softmax weights."""
         return softmax_weights(q, k, scale, visible, bias)
 

@@ -1,6 +1,7 @@
 """A softmax over the k best matches only: A = softmax(s + M') with M' = −∞ for every key outside the k largest scores.
 
-Gupta et al. 2021, arXiv:2106.06899. k ≥ T is the softmax, k = 1 the hard lookup (here with the gradient of its one term: 0).
+Gupta et al. 2021, arXiv:2106.06899. k ≥ T is the softmax, k = 1 the hard lookup (here with the gradient of its one
+term: 0).
 """
 
 import torch
@@ -37,5 +38,6 @@ class TopK(AttentionKernel):
         a = softmax_weights(q, k, scale, visible, bias)
         best = a.detach().topk(min(self.top, a.shape[-1]), dim=-1).indices
         kept = a * torch.zeros_like(a).scatter(-1, best, 1.0)
-        # The softmax over the kept keys is the full softmax divided by what they hold; a row with nothing to read holds 0.
+        # The softmax over the kept keys is the full softmax divided by what they hold; a row with nothing to read holds
+        # 0.
         return kept / kept.sum(-1, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)

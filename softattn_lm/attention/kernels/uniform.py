@@ -3,6 +3,8 @@
 The arm that every table needs as its zero: what attention buys is the distance from here.
 """
 
+from typing import ClassVar
+
 from torch import Tensor
 
 from softattn_lm.attention.bias import Bias
@@ -13,7 +15,9 @@ from softattn_lm.attention.visibility import Visibility
 class Uniform(AttentionKernel):
     """Queries and keys are not read; their projections keep their initial values."""
 
-    refuses = {"bias": "it has no scores to add to; use position=rotary, learned, sinusoidal or none"}
+    refuses: ClassVar[dict[str, str]] = {
+        "bias": "it has no scores to add to; use position=rotary, learned, sinusoidal or none"
+    }
     reads_scores = False
 
     def __init__(self, dropout: float = 0.0) -> None:
