@@ -77,7 +77,7 @@ def test_a_learned_sink_is_a_score_of_its_own_per_head_and_starts_as_softmax_plu
     given = {"scale": 1.0, "visible": Visibility(1, past=1)}
     assert kernel.weights(q, k, **given).equal(Formula(2, sink="one").weights(q, k, **given))
     with torch.no_grad():
-        kernel.sink.copy_(torch.tensor([math.log(2), math.log(8)]))
+        kernel.sink.copy_(torch.tensor([math.log(2), math.log(8)], dtype=torch.float64))
     close(kernel.weights(q, k, **given)[0, :, 0].flatten(), 1 / 4, 1 / 4, 1 / 10, 1 / 10)
 
 

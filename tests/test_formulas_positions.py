@@ -141,4 +141,5 @@ def test_a_learned_table_refuses_to_wrap_around():
 
 def test_no_position_adds_nothing_anywhere():
     nothing = NoPosition()
-    assert nothing.embed(range(3)) is None and nothing.rotation(range(3)) is None and nothing.bias(Visibility(3)) is None
+    assert nothing.embed(range(3)) is None and nothing.rotation(range(3)) is None
+    assert nothing.bias(Visibility(3)) is None

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from tiny_run import TINY, losses, text, tiny_config, tiny_train
 
 from softattn_lm.commands import evaluate, train
@@ -52,6 +53,7 @@ def test_two_processes_learn_what_one_learns(tmp_path, strategy):
     assert load_run(other).step == load_run(run).step == 8
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a device that is not there")
 def test_a_run_is_continued_with_what_was_typed_and_nothing_else(tmp_path):
     run = tiny_train(tmp_path, "name=a", "seed=5")
     # What a default is now must not reach a run that was started with something else.
@@ -61,6 +63,10 @@ def test_a_run_is_continued_with_what_was_typed_and_nothing_else(tmp_path):
     saved = read_config(run)
     assert (saved["steps"], saved["seed"], saved["training"]) == (8, 5, load_run(run).config["training"])
     assert read_status(run)["step"] == 8
+    typed = ["resume=a", "steps=9", "trainer=gpu"]
+    with pytest.raises(UserError, match="no CUDA device"):
+        train.run(tiny_config(tmp_path, *typed), [], typed)
+    assert read_status(run)["state"] == "finished" and read_config(run) == saved  # the attempt left nothing behind
     for wrong in ("lr=3", "optimizer=adamw", "experiment=nanogpt_cpu", "model.dropout=0.5"):
         typed = ["resume=a", wrong]
         with pytest.raises(UserError, match="cannot change when a run is continued"):

@@ -30,7 +30,7 @@ from softattn_lm.attention.visibility import Visibility
 from softattn_lm.config.settings import BenchmarkSettings
 from softattn_lm.runs import write_json
 
-# Name -> kernel, whether there is a window, longest T: beyond, (T, T) matrices need minutes or more memory than there is.
+# Name -> kernel, whether there is a window, longest T: beyond, a (T, T) matrix takes minutes or all of the memory.
 CASES: dict[str, tuple[Callable[[int], AttentionKernel], bool, int]] = {
     "formula": (lambda heads: Formula(heads), False, 4096),
     "sdpa": (lambda heads: SDPA(), False, 16384),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from softattn_lm.errors import UserError
-from softattn_lm.runs import find_run, new_run, read_config, resumed_config, write_config
+from softattn_lm.runs import find_run, new_run, read_config, resumed_config
 
 # Processes that Lightning starts for the other devices of this machine run the same command; this tells them the
 # folder.
@@ -48,7 +48,6 @@ def _folder(cfg: dict[str, Any], overrides: list[str]) -> tuple[Path, dict[str, 
     else:
         folder = find_run(cfg["resume"], cfg["runs"])
         cfg = resumed_config(read_config(folder), typed(cfg, overrides))
-        write_config(folder, cfg)
     os.environ[FOLDER] = str(folder.resolve())
     return folder, cfg, resumes
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from softattn_lm.attention.pattern import Pattern
 from softattn_lm.attention.scale import Constant, InverseDim, InverseSqrt, LearnedPerHead, LogLength
 from softattn_lm.attention.visibility import Causal
-from softattn_lm.contract.property import Measure, close, differs, holds, same_bits
+from softattn_lm.contract.property import Measure, close, differs, holds, not_tried, same_bits
 from softattn_lm.contract.subject import Subject
 from softattn_lm.position.alibi import ALiBi
 from softattn_lm.position.base import Position
@@ -33,7 +35,10 @@ SCALES = {
 }
 
 
-def masks(subject: Subject) -> dict[str, Causal]:
+def masks(subject: Subject) -> dict[str, Any]:
+    """Those that the subject honours, or the one it is composed with."""
+    if "mask" in subject.settings:
+        return {"its mask": subject.settings["mask"]}
     found = {"causal": Causal()}
     if subject.honours("window"):
         found["window 5"] = Causal(5)
@@ -42,7 +47,10 @@ def masks(subject: Subject) -> dict[str, Causal]:
     return found
 
 
-def positions(subject: Subject) -> dict[str, type[Position]]:
+def positions(subject: Subject) -> dict[str, Any]:
+    """Those that the subject honours, or the one it is composed with."""
+    if "position" in subject.settings:
+        return {"its position": subject.settings["position"]}
     return {name: policy for name, policy in POSITIONS.items() if name != "alibi" or subject.honours("bias")}
 
 
@@ -77,7 +85,8 @@ def cached_equals_full(subject: Subject) -> Iterator[Measure]:
         for p, position in positions(subject).items()
         for m, mask in masks(subject).items()
     }
-    shapes |= {f"rotary, scale {s}": {"position": Rotary, "scale": scale} for s, scale in SCALES.items()}
+    if "scale" not in subject.settings:
+        shapes |= {f"rotary, scale {s}": {"position": Rotary, "scale": scale} for s, scale in SCALES.items()}
     for where, settings in shapes.items():
         model = subject.model(n_kv_head=2, smear=True, value_embeddings=True, **settings)
         with torch.no_grad():
@@ -90,12 +99,17 @@ def cached_equals_full(subject: Subject) -> Iterator[Measure]:
 
 @holds("beyond the context, decoding with the cache equals computing the text again under the same window")
 def cached_equals_full_beyond_the_window(subject: Subject) -> Iterator[Measure]:
+    refusal = subject.refusal("window")
+    if refusal:
+        yield not_tried(f"a context is a window: {refusal}")
+        return
     idx = text(2, 50)
     for where, position in positions(subject).items():
-        if position.absolute:
-            continue
         for mask_name, mask in masks(subject).items():
             model = subject.model(position=position, mask=mask, smear=True)
+            if model.absolute:
+                yield not_tried(f"{where} stands still: text beyond the context is encoded again")
+                continue
             with torch.no_grad():
                 full = model(idx)
                 for chunks in ([1] * 50, [13, 16, 1, 1, 1, 16, 2]):
@@ -106,8 +120,11 @@ def cached_equals_full_beyond_the_window(subject: Subject) -> Iterator[Measure]:
 
 @holds("packed documents equal each document alone, and a ragged batch equals each of its texts, cached or not")
 def documents_are_apart(subject: Subject) -> Iterator[Measure]:
-    if not subject.honours("documents"):
-        yield Measure(0.0, 0.0, f"refused: {subject.kernel().refuses['documents']}")
+    refusal = subject.refusal("documents")
+    if refusal is None and not all(mask.documents for mask in _chosen_masks(subject)):
+        refusal = "its mask keeps no documents apart"
+    if refusal:
+        yield not_tried(refusal)
         return
     idx = text(1, 14)
     lengths = [3, 6, 5]
@@ -118,6 +135,8 @@ def documents_are_apart(subject: Subject) -> Iterator[Measure]:
         variants["window 3"] = Causal(3, documents=True)
     if subject.honours("sinks"):
         variants["sinks 1 + window 2"] = Causal(2, sinks=1, documents=True)
+    if "mask" in subject.settings:
+        variants = masks(subject)
     for where, position in positions(subject).items():
         for mask_name, mask in variants.items():
             model = subject.model(position=position, mask=mask, smear=True, value_embeddings=True, scale=LogLength)
@@ -128,7 +147,7 @@ def documents_are_apart(subject: Subject) -> Iterator[Measure]:
                 both = text(2, 9, seed=1)
                 apart = [model(both[:1, 4:]), model(both[1:])]
                 results = {"whole": model(both, documents=ragged)}
-                if not mask.sinks:  # a cache keeps the first tokens of a row, and models refuse the two together
+                if not any(m.sinks for m in model.masks):  # a cache keeps the first tokens of a row, and models refuse the two together
                     cache, parts = model.new_cache(), ((0, 6), (6, 7), (7, 9))
                     pieces = [model(both[:, a:b], cache, documents=ragged[:, a:b]) for a, b in parts]
                     results["cached"] = torch.cat(pieces, dim=1)
@@ -155,12 +174,18 @@ def returned_weights_are_used(subject: Subject) -> Iterator[Measure]:
 def greedy_text_needs_no_cache(subject: Subject) -> Iterator[Measure]:
     from softattn_lm.model.generate import generate
 
-    greedy = partial(generate, max_new_tokens=48, temperature=0.0)
+    # Without a window there is nothing beyond the context.
+    greedy = partial(generate, max_new_tokens=48 if subject.honours("window") else 10, temperature=0.0)
     for where, position in positions(subject).items():
         model = subject.model(position=position, smear=True)
         prompt = text(1, 6)[0].tolist()
         with_cache, without = (torch.tensor(list(greedy(model, prompt, use_cache=c))) for c in (True, False))
         yield same_bits(with_cache, without, where)
+
+
+def _chosen_masks(subject: Subject) -> list[Any]:
+    mask = subject.settings.get("mask", Causal(documents=True))
+    return mask.layers if isinstance(mask, Pattern) else [mask]
 
 
 def _run_lengths(chunks: list[int]) -> str:

@@ -17,6 +17,12 @@ class Measure:
     error: float
     allowed: float
     where: str
+    tried: bool = True
+
+
+def not_tried(reason: str) -> Measure:
+    """In the place of a measurement that makes no sense for a subject: shown with its reason, never left out."""
+    return Measure(0.0, 0.0, reason, tried=False)
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,10 @@ class Verdict:
     ok: bool
     worst: Measure
     measures: int
+
+    @property
+    def tried(self) -> bool:
+        return self.worst.tried
 
 
 Function = Callable[[Subject], Iterable[Measure]]
@@ -59,7 +69,9 @@ def run_property(name: str, subject: Subject) -> Verdict:
     worst, count, ok = Measure(0.0, 0.0, "nothing was measured"), 0, True
     for measure in known.measure(subject):
         bad = not measure.error <= measure.allowed
-        if not count or (bad and ok) or ((bad or ok) and _severity(measure) > _severity(worst)):
+        # What was measured tells more than what was not.
+        first = not count or (measure.tried and not worst.tried)
+        if first or (bad and ok) or ((bad or ok) and measure.tried and _severity(measure) > _severity(worst)):
             worst = measure
         count, ok = count + 1, ok and not bad
     return Verdict(name, known.sentence, ok and count > 0, worst, count)

@@ -1,14 +1,18 @@
 """What is on trial: a way to make a kernel, and the inputs it is tried on."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from softattn_lm.attention.kernel import AttentionKernel
+from softattn_lm.attention.pattern import Pattern
 from softattn_lm.attention.visibility import Visibility
+from softattn_lm.errors import UserError
 from softattn_lm.model.block import make
 from softattn_lm.model.decoder import DecoderLM
 
@@ -17,22 +21,22 @@ B, H, D = 2, 4, 8
 
 @dataclass(frozen=True)
 class Subject:
-    """`policy` is handed the shapes it asks for, as a model would; `settings` go to the models it is put into.
+    """`policy` is handed the shapes it asks for, as a model would; it may be a Pattern over the layers.
 
-    honours: what it takes part in, of `window`, `sinks`, `documents`, `bias`; the rest is refused and not tried.
+    settings: a composition on trial, such as {"mask": Causal(5)}: every model is made of it, and what a property would
+    try in its place (all masks, all positions) is left out. untried: properties that make no sense for this subject,
+    each with the reason.
     """
 
     name: str
-    policy: Callable[..., Any]
+    policy: Callable[..., Any] | Pattern
     settings: dict[str, Any] = field(default_factory=dict)
+    untried: dict[str, str] = field(default_factory=dict)
 
     def kernel(self, seed: int = 0, **changes: Any) -> AttentionKernel:
         """A fresh kernel in eval mode, its parameters moved off their start, so that a sink of 0 takes part as well."""
-        policy = self.policy if not changes else _with(self.policy, changes)
-        kernel: AttentionKernel = make(
-            policy, n_head=H, n_kv_head=H, head_dim=D, d_model=H * D, context=512, layer=0, bias=False
-        )
-        return _shake(kernel, seed).eval()
+        assert not isinstance(self.policy, Pattern), "a pattern has a kernel per layer"
+        return _made(self.policy if not changes else partial(self.policy, **changes), seed)
 
     def model(self, **settings: Any) -> DecoderLM:
         """2 layers over 11 symbols, context 16, every parameter moved off its start, in eval mode."""
@@ -52,19 +56,47 @@ class Subject:
             "position": NoPosition,
             "mask": Causal(),
             "projections": Separate,
-            **self.settings,
             **settings,
+            **self.settings,
         }
+        if not _divides(given["projections"], given.get("n_kv_head", H)):
+            given["n_kv_head"] = H
         return _shake(DecoderLM(**given), seed=1).eval()
 
+    def kernels(self) -> list[AttentionKernel]:
+        """The kernel, or one of each layer of a pattern."""
+        policies = self.policy.layers if isinstance(self.policy, Pattern) else [self.policy]
+        return [_made(policy) for policy in policies]
+
+    def refusal(self, option: str) -> str | None:
+        """Why `option` is not honoured: of `window`, `sinks`, `documents`, `bias`, `dropout`, `training`; None if it is."""
+        for kernel in self.kernels():
+            if option in kernel.refuses:
+                return kernel.refuses[option]
+            if option == "training" and kernel.trains_on is not None and "cpu" not in kernel.trains_on:
+                return f"its backward pass runs on {' and '.join(kernel.trains_on)} only"
+        if option == "dropout" and not isinstance(self.policy, Pattern):
+            if "dropout" not in inspect.signature(self.policy).parameters:
+                return "its constructor takes no dropout"
+        return None
+
     def honours(self, option: str) -> bool:
-        return option not in self.kernel().refuses
+        return self.refusal(option) is None
 
 
-def _with(policy: Callable[..., Any], changes: dict[str, Any]) -> Callable[..., Any]:
-    from functools import partial
+def _made(policy: Callable[..., Any], seed: int = 0) -> AttentionKernel:
+    shapes: dict[str, Any] = {"n_head": H, "n_kv_head": H, "head_dim": D, "d_model": H * D, "context": 2048}
+    kernel: AttentionKernel = make(policy, layer=0, bias=False, **shapes)
+    return _shake(kernel, seed).eval()
 
-    return partial(policy, **changes)
+
+def _divides(projections: Callable[..., Any], n_kv_head: int) -> bool:
+    """Whether these projections can have fewer key heads than query heads: shared ones cannot."""
+    try:
+        make(projections, n_head=H, n_kv_head=n_kv_head, head_dim=D, d_model=H * D, bias=False)
+    except UserError:
+        return False
+    return True
 
 
 def _shake(module: Any, seed: int) -> Any:

@@ -37,7 +37,7 @@ def make_trainer(
         # Its requeueing saves from inside a signal handler, in the middle of a step.
         plugins.append(SLURMEnvironment(auto_requeue=False))
     return Trainer(
-        accelerator=accelerator(settings),
+        accelerator=settings.accelerator,
         devices=settings.devices,
         num_nodes=settings.num_nodes,
         strategy=_strategy(settings),
@@ -61,15 +61,14 @@ def make_trainer(
     )
 
 
-def accelerator(settings: TrainerSettings) -> str:
-    """Checks that the device asked for exists. Raises UserError, which says what to type, if not."""
+def check_device(settings: TrainerSettings) -> None:
+    """Raises UserError if the device asked for is not on this machine."""
     if settings.accelerator == "gpu" and not torch.cuda.is_available():
         raise UserError(
             "trainer.accelerator=gpu, but torch finds no CUDA device here; type trainer=cpu or trainer=auto"
         )
     if settings.accelerator == "mps" and not torch.backends.mps.is_available():
         raise UserError("trainer.accelerator=mps, but torch finds no Apple graphics processor here; type trainer=cpu")
-    return settings.accelerator
 
 
 def _strategy(settings: TrainerSettings) -> str | Strategy:

@@ -16,13 +16,13 @@ from softattn_lm.data import Prepared, prepare
 from softattn_lm.data.module import TextDataModule
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.likelihood import LikelihoodResult
-from softattn_lm.runs import State, cut_metrics, versions, write_json, write_status
+from softattn_lm.runs import State, cut_metrics, read_status, versions, write_config, write_json, write_status
 from softattn_lm.training.budget import max_steps
 from softattn_lm.training.checkpoint import read_checkpoint
 from softattn_lm.training.checkpoints import Checkpoints
 from softattn_lm.training.describe import describe
 from softattn_lm.training.interrupt import Interrupt, handlers_restored
-from softattn_lm.training.launch import make_trainer, quiet
+from softattn_lm.training.launch import check_device, make_trainer, quiet
 from softattn_lm.training.lit import LitGPT, ValidationSet
 from softattn_lm.training.metrics import Clock, Metrics, write_csv
 from softattn_lm.training.progress import ProgressReport
@@ -55,11 +55,12 @@ def train(cfg: dict[str, Any], folder: Path, resume: bool = False, console: Cons
     """
     console = Console(highlight=False) if console is None else console
     first_rank = os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("NODE_RANK", "0") == "0"
-    progress = {"step": 0, "steps": 0}
+    progress = {"step": 0, "steps": 0, "running": 0}
     try:
         return _train(cfg, folder, resume, console, progress, first_rank)
     except BaseException as error:
-        if first_rank:
+        # What kept a run from being continued says nothing about the run: its status stays.
+        if first_rank and (progress["running"] or not read_status(folder)):
             # Lightning turns a second Ctrl-C into SystemExit.
             state: State = "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
             said = " ".join(f"{type(error).__name__}: {error}".split())
@@ -74,6 +75,7 @@ def _train(
     cfg: dict[str, Any], folder: Path, resume: bool, console: Console, progress: dict[str, int], first_rank: bool
 ) -> dict[str, Any]:
     training, seed = TrainingSettings(**cfg["training"]), cfg["seed"]
+    check_device(TrainerSettings(**cfg["trainer"]))
     prepared = prepared_data(cfg)
     steps = max_steps(cfg, prepared.splits["train"].n_tokens)
     last = folder / "checkpoints" / "last.ckpt"
@@ -97,7 +99,9 @@ def _train(
         console.print(f"run {folder.name} has saved no checkpoint yet, so it begins again at step 0")
     if first_rank:
         cut_metrics(folder, first_step)
+        write_config(folder, cfg)
         write_status(folder, "running", step=first_step, steps=steps)
+    progress["running"] = 1
 
     model = build(cfg["model"], vocab_size=prepared.tokenizer.vocab_size, seed=seed)
     sizes = describe(model, cfg["batch_size"], steps)
