@@ -1,6 +1,6 @@
 """The command line: `softattn train ...`, `python -m softattn_lm train ...` and `python scripts/train.py ...` are one.
 
-Exit status: 0 done, 1 a job of a sweep failed, 2 a person's fault (one line on stderr), 70 ours (traceback),
+Exit status: 0 done, 1 a job of a sweep failed or an attention breaks its contract, 2 a person's fault (one line on stderr), 70 ours (traceback),
 130 interrupted. This is the only place that catches every exception.
 """
 
@@ -19,6 +19,7 @@ from softattn_lm.config.faults import one_line
 from softattn_lm.config.nearest import meant
 from softattn_lm.config.raw import decode
 from softattn_lm.config.tree import command_groups, commented_keys, config_folder
+from softattn_lm.config.trust import trust_typed
 from softattn_lm.errors import UserError
 
 
@@ -65,7 +66,9 @@ def _dispatch(name: str | None, argv: list[str]) -> None:
         from softattn_lm.config.help import command_help
 
         print(command_help(folder, command, arguments.overrides))
-    elif arguments.multirun:
+        return
+    trust_typed(arguments.overrides)
+    if arguments.multirun:
         from softattn_lm.commands.sweep import sweep
 
         sweep(command, arguments.overrides)

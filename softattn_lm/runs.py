@@ -152,7 +152,7 @@ def resumed_config(saved: dict[str, Any], changes: dict[str, Any]) -> dict[str, 
     """
     config = json.loads(json.dumps(saved))
     for key, value in changes.items():
-        if key in ("resume", "runs", "describe"):
+        if key in ("resume", "runs", "describe", "trust"):
             continue
         if any(key == allowed or key.startswith(f"{allowed}.") for allowed in RESUMABLE):
             continue

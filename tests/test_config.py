@@ -44,6 +44,7 @@ NEEDS = {
     "tokenizer=pretrained": ["tokenizer.path=x"],
     "mask=sliding": ["mask.window=8"],
     "scale=constant": ["scale.value=0.5"],
+    "attention=custom": ["attention.target=my_kernel.py:Mine"],
     "trainer=ddp": ["trainer.devices=2"],
 }
 EVERY_CHOICE = [f"{group}={choice}" for group in command_groups(FOLDER, "train") for choice in choices(FOLDER, group)]

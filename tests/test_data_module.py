@@ -44,7 +44,7 @@ def test_a_step_sees_the_same_samples_in_the_same_order_for_all_divisions(
     data = [MicroBatches(split, CONTEXT, SEED, sampling, BATCH, accumulate, rank, ranks) for rank in range(ranks)]
     for step, samples in enumerate(expected(prepared, sampling)):
         # Micro-batch after micro-batch, rank after rank within each.
-        micro = [data[rank][step * accumulate + m] for m in range(accumulate) for rank in range(ranks)]
+        micro = [data[rank][step * accumulate + m][0] for m in range(accumulate) for rank in range(ranks)]
         assert {len(part) for part in micro} == {BATCH // (ranks * accumulate)}
         assert torch.equal(torch.cat(micro), samples)
 
@@ -59,7 +59,7 @@ def test_the_formula_of_the_first_sample_worked_by_hand(prepared: Prepared) -> N
 def test_the_stream_does_not_depend_on_loader_processes(prepared: Prepared, workers: int) -> None:
     loader = module(prepared, num_workers=workers, accumulate=2).train_dataloader()
     assert len(loader) == STEPS * 2
-    items = list(loader)
+    items = [tokens for (tokens,) in loader]
     assert {tuple(item.shape) for item in items} == {(BATCH // 2, CONTEXT + 1)}
     assert items[0].dtype == torch.int64
     assert torch.equal(torch.cat(items), expected(prepared).flatten(0, 1))
@@ -69,14 +69,14 @@ def test_the_stream_does_not_depend_on_loader_processes(prepared: Prepared, work
 def test_a_resumed_run_goes_on_where_the_steps_were_counted(prepared: Prepared, workers: int) -> None:
     loader = module(prepared, num_workers=workers, accumulate=3, first_step=2).train_dataloader()
     assert len(loader) == STEPS * 3  # Lightning compares with the count of the whole run
-    assert torch.equal(torch.cat(list(loader)), expected(prepared)[2:].flatten(0, 1))
+    assert torch.equal(torch.cat([tokens for (tokens,) in loader]), expected(prepared)[2:].flatten(0, 1))
 
 
 def test_a_loader_process_that_inherits_nothing_is_sent_the_path_and_not_the_tokens(prepared: Prepared) -> None:
     data = MicroBatches(prepared.splits["train"], CONTEXT, SEED, "permuted", BATCH, 1, 0, 1)
     sent = pickle.dumps(data)
     assert len(sent) < 1500  # 1800 tokens are 3600 bytes
-    assert torch.equal(pickle.loads(sent)[3], expected(prepared)[3])
+    assert torch.equal(pickle.loads(sent)[3][0], expected(prepared)[3])
 
 
 def test_neither_training_nor_validation_loaders_touch_torchs_generator(prepared: Prepared) -> None:
@@ -126,3 +126,16 @@ def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(
 def test_too_short_a_text_is_refused_before_any_loader_is_made(prepared: Prepared) -> None:
     with pytest.raises(UserError, match=r"has 1800 tokens, but model\.context=1800 needs at least 1801"):
         module(prepared, context=1800)
+
+
+def test_with_documents_a_batch_tells_which_document_each_token_is_of(tmp_path: Path) -> None:
+    for name, text in (("a", "a" * 50), ("b", "b" * 70), ("c", "c" * 90)):
+        (tmp_path / f"{name}.txt").write_text(text, encoding="utf-8")
+    prepared = prepare(TextFiles(str(tmp_path / "*.txt"), val_fraction=0.2), ByteTokenizer(), tmp_path)
+    data = TextDataModule(prepared, CONTEXT, BATCH, STEPS, SEED, documents=True)
+    for tokens, documents in data.train_dataloader():
+        assert torch.equal(documents, tokens[:, :-1] - ord("a") + 1)  # the letter says which file it is from
+    (validation,) = data.val_dataloader()
+    for x, y, documents in validation:
+        assert documents.shape == x.shape == y.shape
+        assert (documents[x == ord("c")] == documents.max()).all()

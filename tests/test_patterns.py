@@ -82,6 +82,15 @@ def test_a_kernel_refuses_masks_that_it_says_it_cannot_honour():
             tiny_model(Stubborn, mask=mask)
 
 
+def test_a_refusal_of_dropout_names_the_setting_of_the_model():
+    class Dry(Uniform):
+        refuses: ClassVar = {"dropout": "nothing is dropped"}
+
+    tiny_model(partial(Dry, dropout=0.0))
+    with pytest.raises(UserError, match=r"Dry of layer 0 cannot honour model\.dropout: nothing is dropped"):
+        tiny_model(partial(Dry, dropout=0.1))
+
+
 def test_packed_documents_need_a_mask_that_keeps_them_apart_in_every_layer():
     idx = torch.zeros(1, 4, dtype=torch.int64)
     for mask in (Causal(), Pattern(["documents", "causal"], [Causal(documents=True), Causal()])):

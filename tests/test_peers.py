@@ -1,4 +1,4 @@
-"""The same numbers as the same formula in `transformers`: whole models, and single parts of models that have them."""
+"""The same numbers as the same formula in transformers and x-transformers: whole models, and single parts of them."""
 
 from types import SimpleNamespace
 
@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from softattn_lm.attention.kernels.formula import Formula
+from softattn_lm.attention.kernels.hard import Hard
+from softattn_lm.attention.kernels.topk import TopK
 from softattn_lm.attention.visibility import Causal, Visibility
 from softattn_lm.position.alibi import ALiBi, alibi_slopes
 from softattn_lm.position.rotary import Rotary
@@ -121,3 +123,30 @@ def test_the_edge_of_a_window_is_theirs(window):
     near = masking.sliding_window_overlay(window)
     expected = [[j <= i and bool(near(0, 0, i, j)) for j in range(7)] for i in range(7)]
     assert Visibility(7, window=window).dense().tolist() == expected
+
+
+VARIANTS = {
+    "hard": (Hard(), {"hard": True}),
+    "topk": (TopK(top=3), {"sparse_topk": 3}),
+    "softmax-plus-one": (Formula(4, sink="one"), {"add_zero_kv": True}),
+    "learned sink": (Formula(4, sink="learned"), {"head_learned_sink": True}),
+    "soft cap": (Formula(4, soft_cap=2.0), {"softclamp_logits": True, "logit_softclamp_value": 2.0}),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_values_and_gradients_are_those_of_x_transformers(variant):
+    attend = pytest.importorskip("x_transformers.attend", reason="x-transformers, of the dev extra, is not installed")
+    kernel, options = VARIANTS[variant]
+    theirs = attend.Attend(causal=True, scale=0.5, heads=4, **options)
+    if variant == "learned sink":
+        with torch.no_grad():
+            kernel.sink.copy_(normal(4, seed=3))
+            theirs.head_attn_sink.copy_(kernel.sink)
+    results = []
+    for function in (lambda *qkv: kernel(*qkv, scale=0.5, visible=Visibility(9)), lambda *qkv: theirs(*qkv)[0]):
+        leaves = [normal(2, 4, 9, 8, seed=seed).requires_grad_() for seed in range(3)]
+        y = function(*leaves)
+        results.append([y, *torch.autograd.grad(y.square().sum(), leaves)])
+    for ours, other in zip(*results, strict=True):
+        torch.testing.assert_close(ours, other, atol=1e-5, rtol=1e-5)

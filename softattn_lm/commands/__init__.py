@@ -9,15 +9,17 @@ A module is imported only after its config was checked. This table imports no to
 from softattn_lm.config.argv import Command
 
 _DATA = frozenset({"data.path", "data.name", "data.validation_sets.", "tokenizer.path", "runs"})
-_RUN = frozenset({"runs", "checkpoint", "file"})
+_CODE = frozenset({"attention.target", "trust"})
+_RUN = frozenset({"runs", "checkpoint", "file", "trust"})
 
 COMMANDS = {
     command.name: command
     for command in (
-        Command("train", "TrainSettings", words="none", raw=_DATA | {"name", "resume"}, sweeps=True),
+        Command("train", "TrainSettings", words="none", raw=_DATA | _CODE | {"name", "resume"}, sweeps=True),
         Command("sample", "SampleSettings", words="prompt", raw=_RUN),
         Command("evaluate", "EvaluateSettings", words="runs", raw=_RUN | {"text"}),
         Command("prepare_data", "PrepareSettings", words="none", raw=_DATA),
+        Command("check_attention", "CheckAttentionSettings", words="none", raw=_CODE | {"callable"}),
         Command("benchmark", "BenchmarkSettings", words="topic", raw=frozenset({"runs"})),
     )
 }

@@ -32,8 +32,8 @@ def _evaluate(folder: Path, settings: EvaluateSettings) -> dict[str, Any]:
     from softattn_lm.training.checkpoint import load_run
 
     loaded = load_run(folder, settings.checkpoint, pick_device(settings.device))
-    kind, text, tokens, n_bytes = _tokens(loaded, settings)
-    found = measure(loaded.model, tokens, n_bytes, settings.batch_size)
+    kind, text, tokens, n_bytes, documents = _tokens(loaded, settings)
+    found = measure(loaded.model, tokens, n_bytes, settings.batch_size, documents)
     return {
         "kind": kind,
         "text": text,
@@ -51,17 +51,17 @@ def _evaluate(folder: Path, settings: EvaluateSettings) -> dict[str, Any]:
     }
 
 
-def _tokens(loaded: Any, settings: EvaluateSettings) -> tuple[str, str, Any, int]:
-    """(kind, name, ids, UTF-8 bytes) of the text, in the tokens of this run."""
+def _tokens(loaded: Any, settings: EvaluateSettings) -> tuple[str, str, Any, int, Any]:
+    """(kind, name, ids, UTF-8 bytes, where documents begin) of the text, in the tokens of this run."""
     from softattn_lm.config.build import build
     from softattn_lm.data import TextFiles, prepare, prepare_text
 
     cache = Path(settings.runs).expanduser() / "cache"
     if settings.text is not None:
-        return "text", "the text given", loaded.tokenizer.encode(settings.text), len(settings.text.encode())
+        return "text", "the text given", loaded.tokenizer.encode(settings.text), len(settings.text.encode()), None
     if settings.file is not None:
         split = prepare_text(TextFiles(settings.file, setting="file"), loaded.tokenizer, cache)
-        return "file", settings.file, split.tokens, split.n_bytes
+        return "file", settings.file, split.tokens, split.n_bytes, split.documents
     prepared = prepare(build(loaded.config["data"]), loaded.config["tokenizer"], cache)
     if prepared.fingerprint != loaded.data["fingerprint"]:
         raise UserError(
@@ -73,7 +73,7 @@ def _tokens(loaded: Any, settings: EvaluateSettings) -> tuple[str, str, Any, int
         raise UserError(
             f"split={settings.split} of this run's data is empty; type split=validation, or file=... for another text"
         )
-    return settings.split, f"{settings.split} split of {prepared.source}", split.tokens, split.n_bytes
+    return settings.split, f"{settings.split} split of {prepared.source}", split.tokens, split.n_bytes, split.documents
 
 
 def with_error(value: float, error: float) -> str:

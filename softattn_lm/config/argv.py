@@ -58,6 +58,11 @@ def sort(command: Command, argv: list[str], known: Collection[str]) -> Arguments
             found.multirun = True
         elif word == "--job" and command.sweeps and rest:
             found.job = rest.pop(0)
+        elif word == "--like" and "callable" in command.raw:
+            if len(rest) < 2:
+                raise UserError("--like takes a kind and a callable, such as --like sdpa my_file.py:my_function")
+            for key in ("like", "callable"):
+                _add_override(command, f"{key}={rest.pop(0)}", seen, found)
         elif _FLAG.fullmatch(word):
             raise UserError(_unknown_flag(command, word, known))
         elif _is_override(command, word, known):

@@ -32,6 +32,7 @@ class TrainSettings:
     epochs: float | None = None
     batch_size: int = 12  # sequences per optimizer step, over all devices and accumulation steps
     resume: str | None = None
+    trust: str | None = None
     describe: bool = False
 
 
@@ -89,6 +90,7 @@ class SampleSettings:
     seed: int = 0
     cache: bool = True
     device: str = "auto"
+    trust: str | None = None
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,19 @@ class EvaluateSettings:
     batch_size: int = 32
     by_position: bool = False
     device: str = "auto"
+    trust: str | None = None
+
+
+@dataclass(frozen=True)
+class CheckAttentionSettings:
+    """Top level of configs/check_attention.yaml."""
+
+    model: dict[str, float]
+    all: bool = False
+    like: Literal["sdpa", "flex", "hf"] | None = None
+    callable: str | None = None
+    same_as_eager: bool = True
+    cost: bool = True
 
 
 @dataclass(frozen=True)

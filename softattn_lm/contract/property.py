@@ -64,17 +64,20 @@ def holds(sentence: str) -> Callable[[Function], Function]:
 
 
 def run_property(name: str, subject: Subject) -> Verdict:
+    return judge(PROPERTIES[name], PROPERTIES[name].measure(subject))
+
+
+def judge(known: Property, measures: Iterable[Measure]) -> Verdict:
     """Measures everything and keeps the worst. A property that measured nothing does not hold."""
-    known = PROPERTIES[name]
     worst, count, ok = Measure(0.0, 0.0, "nothing was measured"), 0, True
-    for measure in known.measure(subject):
+    for measure in measures:
         bad = not measure.error <= measure.allowed
         # What was measured tells more than what was not.
         first = not count or (measure.tried and not worst.tried)
         if first or (bad and ok) or ((bad or ok) and measure.tried and _severity(measure) > _severity(worst)):
             worst = measure
         count, ok = count + 1, ok and not bad
-    return Verdict(name, known.sentence, ok and count > 0, worst, count)
+    return Verdict(known.name, known.sentence, ok and count > 0, worst, count)
 
 
 def _severity(measure: Measure) -> float:

@@ -17,7 +17,7 @@ from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from softattn_lm.data.token_files import Prepared, Split
-from softattn_lm.data.windows import TrainWindows, ValidationWindows
+from softattn_lm.data.windows import TrainWindows, ValidationWindows, document_numbers
 from softattn_lm.errors import UserError
 
 VALIDATION_TOKENS = 2048  # enough to keep a CPU busy, and little beside the logits of training
@@ -34,16 +34,18 @@ def micro_batch_size(batch_size: int, devices: int, accumulate: int) -> int:
     return batch_size // (devices * accumulate)
 
 
-class MicroBatches(Dataset[torch.Tensor]):
-    """Item g is micro-batch g of the whole run as one rank sees it: (micro, T + 1) int64."""
+class MicroBatches(Dataset[list[torch.Tensor]]):
+    """Item g is micro-batch g of the whole run as one rank sees it: (micro, T + 1) int64, and with `documents` the number
+    of the document that each token but the last belongs to, (micro, T)."""
 
     def __init__(
         self, split: Split, context: int, seed: int, sampling: Literal["permuted", "random"],
-        batch_size: int, accumulate: int, rank: int, ranks: int,
+        batch_size: int, accumulate: int, rank: int, ranks: int, documents: bool = False,
     ) -> None:  # fmt: skip
         self.split, self.context, self.seed, self.sampling = split, context, seed, sampling
         self.batch_size, self.accumulate, self.rank, self.ranks = batch_size, accumulate, rank, ranks
         self.micro = micro_batch_size(batch_size, ranks, accumulate)
+        self.documents = split.documents if documents else None
         self.windows = TrainWindows(split.tokens, context, seed, sampling)
 
     def first_sample(self, index: int) -> int:
@@ -51,8 +53,12 @@ class MicroBatches(Dataset[torch.Tensor]):
         step, m = divmod(index, self.accumulate)
         return step * self.batch_size + (m * self.ranks + self.rank) * self.micro
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return torch.from_numpy(self.windows.batch(self.first_sample(index), self.micro))
+    def __getitem__(self, index: int) -> list[torch.Tensor]:
+        first = self.first_sample(index)
+        found = [self.windows.batch(first, self.micro)]
+        if self.documents is not None:
+            found.append(document_numbers(self.documents, self.windows.places(first, self.micro)[:, :-1]))
+        return [torch.from_numpy(array) for array in found]
 
     def __getstate__(self) -> dict[str, Any]:
         # A loader process maps the token file itself; a pickled memory map would be a copy of all tokens.
@@ -76,26 +82,32 @@ class FromStep(Sampler[int]):
         return self.total
 
 
-class ValidationBatches(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Item i: x, y of `ValidationWindows`."""
+class ValidationBatches(Dataset[list[torch.Tensor]]):
+    """Item i: x, y of `ValidationWindows`, and with `documents` the document numbers of x."""
 
-    def __init__(self, split: Split, context: int, batch_size: int, rank: int, ranks: int) -> None:
+    def __init__(
+        self, split: Split, context: int, batch_size: int, rank: int, ranks: int, documents: bool = False
+    ) -> None:
         self.split, self.arguments = split, (context, batch_size, rank, ranks)
+        self.documents = split.documents if documents else None
         self.length = len(ValidationWindows(split.tokens, *self.arguments))
 
     def __len__(self) -> int:
         return self.length
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        x, y = ValidationWindows(self.split.tokens, *self.arguments)[index]
-        return torch.from_numpy(x), torch.from_numpy(y)
+    def __getitem__(self, index: int) -> list[torch.Tensor]:
+        windows = ValidationWindows(self.split.tokens, *self.arguments)
+        found = list(windows[index])
+        if self.documents is not None:
+            found.append(document_numbers(self.documents, windows.places(index)))
+        return [torch.from_numpy(array) for array in found]
 
 
 class TextDataModule(LightningDataModule):
     """One "epoch" is the whole run of `steps` optimizer steps; a resumed run begins at `first_step`.
 
     `val_batch_size` is per device; None: a micro-batch, or about VALIDATION_TOKENS if that is more. `validation_names`
-    tells which loader of `val_dataloader` is which split.
+    tells which loader of `val_dataloader` is which split. documents: batches also tell which document a token is of.
     """
 
     def __init__(
@@ -110,12 +122,13 @@ class TextDataModule(LightningDataModule):
         num_workers: int = 0,
         val_batch_size: int | None = None,
         first_step: int = 0,
+        documents: bool = False,
     ) -> None:
         super().__init__()
         self.prepared, self.context, self.batch_size = prepared, context, batch_size
         self.steps, self.seed, self.sampling = steps, seed, sampling
         self.accumulate, self.num_workers, self.first_step = accumulate, num_workers, first_step
-        self.val_batch_size = val_batch_size
+        self.val_batch_size, self.documents = val_batch_size, documents
         splits = prepared.splits
         extra = [name for name in splits if name not in ("train", "validation", "test")]
         self.validation_names = ["validation"] * (splits["validation"].n_tokens > 0) + extra
@@ -125,24 +138,24 @@ class TextDataModule(LightningDataModule):
         """(rank, ranks); alone without a trainer."""
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
 
-    def train_dataloader(self) -> DataLoader[torch.Tensor]:
-        """(micro, T + 1) int64 per item."""
+    def train_dataloader(self) -> DataLoader[list[torch.Tensor]]:
+        """[(micro, T + 1) int64] per item."""
         rank, ranks = self._rank()
         data = MicroBatches(
             self.prepared.splits["train"], self.context, self.seed, self.sampling,
-            self.batch_size, self.accumulate, rank, ranks,
+            self.batch_size, self.accumulate, rank, ranks, self.documents,
         )  # fmt: skip
         order = FromStep(self.first_step * self.accumulate, self.steps * self.accumulate)
         return self._loader(data, order)
 
-    def val_dataloader(self) -> list[DataLoader[tuple[torch.Tensor, torch.Tensor]]]:
+    def val_dataloader(self) -> list[DataLoader[list[torch.Tensor]]]:
         """One loader per name in `validation_names`; (B, T) int64 x and y per item."""
         rank, ranks = self._rank()
         micro = micro_batch_size(self.batch_size, ranks, self.accumulate)
         batch_size = self.val_batch_size or max(micro, VALIDATION_TOKENS // self.context)
         loaders = []
         for name in self.validation_names:
-            data = ValidationBatches(self.prepared.splits[name], self.context, batch_size, rank, ranks)
+            data = ValidationBatches(self.prepared.splits[name], self.context, batch_size, rank, ranks, self.documents)
             loaders.append(self._loader(data, FromStep(0, len(data))))
         return loaders
 

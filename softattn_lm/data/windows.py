@@ -48,9 +48,13 @@ class TrainWindows:
 
     def batch(self, first: int, count: int) -> np.ndarray:
         """(count, T + 1) int64: samples first .. first + count - 1."""
+        return self.tokens[self.places(first, count)].astype(np.int64)
+
+    def places(self, first: int, count: int) -> np.ndarray:
+        """(count, T + 1) int64: where in the text the tokens of these samples stand."""
         samples = np.arange(first, first + count, dtype=np.int64)
         starts = self._random(first, count) if self.sampling == "random" else self._permuted(samples)
-        return self.tokens[starts[:, None] + np.arange(self.context + 1)].astype(np.int64)
+        return starts[:, None] + np.arange(self.context + 1)
 
     def _random(self, first: int, count: int) -> np.ndarray:
         """(count,) starts. Sample j is word j of one counter-based stream, so nothing before it has to be drawn."""
@@ -127,8 +131,19 @@ class ValidationWindows:
         x[:n], y[:n] = block[:n], block[1:][:n]
         return x.reshape(count, self.context), y.reshape(count, self.context)
 
+    def places(self, index: int) -> np.ndarray:
+        """(B, T) int64: where in the text the tokens of x stand; padding stands behind its end."""
+        first = (index * self.ranks + self.rank) * self.batch_size
+        count = max(1, min(self.batch_size, self.n_windows - first))
+        return first * self.context + np.arange(count * self.context).reshape(count, self.context)
+
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         return (self[index] for index in range(len(self)))
+
+
+def document_numbers(documents: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Which document the token at each place belongs to: 0 before the first start in `documents`, then 1, 2, ..."""
+    return np.searchsorted(documents, places, side="right").astype(np.int64)
 
 
 def validation_windows(

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from softattn_lm.data.windows import validation_windows
+from softattn_lm.data.windows import document_numbers, validation_windows
 from softattn_lm.evaluation.likelihood import Likelihood, LikelihoodResult
 
 if TYPE_CHECKING:
     from softattn_lm.model.decoder import DecoderLM
 
 
-def measure(model: DecoderLM, tokens: np.ndarray, n_bytes: int, batch_size: int) -> LikelihoodResult:
+def measure(
+    model: DecoderLM, tokens: np.ndarray, n_bytes: int, batch_size: int, documents: np.ndarray | None = None
+) -> LikelihoodResult:
     """`tokens` (n,): every one but the first is predicted once, from those before it in its window. `n_bytes` of its
-    text.
+    text; `documents`: where documents begin.
 
     The model is in eval mode while this runs and gets its mode back. Raises UserError if there is nothing to predict.
     """
@@ -26,8 +28,13 @@ def measure(model: DecoderLM, tokens: np.ndarray, n_bytes: int, batch_size: int)
     model.eval()
     try:
         with torch.no_grad():
-            for x, y in validation_windows(tokens, model.context, batch_size):
-                likelihood.add(model(torch.from_numpy(x).to(device)), torch.from_numpy(y).to(device))
+            windows = validation_windows(tokens, model.context, batch_size)
+            for index, (x, y) in enumerate(windows):
+                packed = None
+                if documents is not None and model.packs_documents:
+                    packed = torch.from_numpy(document_numbers(documents, windows.places(index))).to(device)
+                logits = model(torch.from_numpy(x).to(device), documents=packed)
+                likelihood.add(logits, torch.from_numpy(y).to(device))
     finally:
         model.train(was_training)
     return likelihood.result(n_bytes / len(tokens) if n_bytes else None)

@@ -152,7 +152,7 @@ class DecoderLM(nn.Module):
         when there is no cache. documents (B, T): which packed text each token belongs to, −1 for padding; needs a mask
         that keeps documents apart. A query reads at most `context` keys, itself included, however long the text is.
         """
-        if documents is not None and not all(mask.documents for mask in self.masks):
+        if documents is not None and not self.packs_documents:
             raise UserError(
                 "this batch holds packed documents, and the mask lets them see each other; type mask=documents"
             )
@@ -234,6 +234,11 @@ class DecoderLM(nn.Module):
         return [cast(Position, self.positions[layer % len(self.positions)]) for layer in range(self.n_layer)]
 
     @property
+    def packs_documents(self) -> bool:
+        """Whether its masks keep packed documents apart, so that a batch should tell which token is of which."""
+        return all(mask.documents for mask in self.masks)
+
+    @property
     def absolute(self) -> bool:
         """Whether text beyond the context must be encoded again."""
         return any(position.absolute for position in self.position_per_layer)
@@ -265,7 +270,8 @@ class DecoderLM(nn.Module):
             }
             for name, reason in kernel.refuses.items():
                 if asked.get(name):
-                    setting = f"position={type(position).__name__.lower()}" if name == "bias" else f"mask.{name}"
+                    others = {"bias": f"position={type(position).__name__.lower()}", "dropout": "model.dropout"}
+                    setting = others.get(name, f"mask.{name}")
                     raise UserError(
                         f"attention {type(kernel).__name__} of layer {layer} cannot honour {setting}: {reason}"
                     )

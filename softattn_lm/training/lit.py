@@ -85,11 +85,12 @@ class LitGPT(LightningModule):
 
     # -- training -----------------------------------------------------------------------------------------------------
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        """batch (B, T+1) int64 -> mean nats per token. `batch_idx` counts micro-batches from the start of the run."""
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        """[(B, T+1) int64, perhaps documents (B, T)] -> mean nats per token. `batch_idx` counts micro-batches from the start of the run."""
         torch.manual_seed(dropout_seed(self.seed, batch_idx, self.global_rank))
-        logits = self.model(batch[:, :-1])  # (B, T, V)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+        tokens, *documents = batch
+        logits = self.model(tokens[:, :-1], documents=documents[0] if documents else None)  # (B, T, V)
+        loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
         self._window.append(loss.detach())
         return loss
 
@@ -152,8 +153,8 @@ class LitGPT(LightningModule):
         self._likelihoods = [Likelihood() for _ in self.validation_sets]
 
     def validation_step(self, batch: list[Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        x, y = batch  # (B, T), (B, T)
-        self._likelihoods[dataloader_idx].add(self.model(x), y)
+        x, y, *documents = batch  # (B, T) each
+        self._likelihoods[dataloader_idx].add(self.model(x, documents=documents[0] if documents else None), y)
 
     def on_validation_epoch_end(self) -> None:
         self.validation = {

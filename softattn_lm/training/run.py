@@ -115,6 +115,7 @@ def _train(
         accumulate=training.accumulate,
         num_workers=training.num_workers,
         first_step=first_step,
+        documents=model.packs_documents,
         val_batch_size=max(1, VALIDATION_TOKENS // model.context),
     )
     lit = LitGPT(
