@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_run import TINY, losses, text, tiny_config, tiny_train
 
 from softattn_lm.commands import evaluate, train
 from softattn_lm.errors import UserError
 from softattn_lm.runs import find_run, read_config, read_metrics, read_status
 from softattn_lm.training.checkpoint import load_run
 from softattn_lm.training.tracking import is_logged_in
+from tests.tiny_run import TINY, losses, text, tiny_config, tiny_train
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

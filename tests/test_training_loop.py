@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from tiny_run import losses, text, tiny_config, tiny_train
 from torch.nn import functional as F
 
 from softattn_lm.config.build import build
@@ -15,6 +14,7 @@ from softattn_lm.runs import new_run, read_metrics, read_status
 from softattn_lm.training.checkpoint import load_run
 from softattn_lm.training.lit import dropout_seed
 from softattn_lm.training.run import described, prepared_data
+from tests.tiny_run import losses, text, tiny_config, tiny_train
 
 
 @pytest.fixture(scope="module")

@@ -58,6 +58,9 @@ def require_trusted(target: str) -> None:
 
 
 def _remember(target: str) -> None:
+    place = target.rpartition(":")[0]
+    if not place or (place.endswith(".py") and not Path(place).is_file()):
+        raise UserError(f"trust={target}: there is no such file; write file.py:Name, or package.module:Name")
     file = trust_file()
     lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
     if target not in lines:

@@ -15,10 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from softattn_lm.contract.cost import Cost, Step, costs
 from softattn_lm.contract.property import PROPERTIES, Measure, close, difference, differs, same_bits
 from softattn_lm.errors import UserError
 
 NAME = "checked_by_softattn"
+NO_MASK = (
+    "transformers makes no mask for this name, and attention_mask arrives as None; in the same file register one too, such "
+    "as AttentionMaskInterface.register(name, eager_mask), or hide the future inside the function"
+)
 WHOLE = "a whole model is on trial, and this concerns its attention by itself"
 
 
@@ -27,7 +32,7 @@ class HFSubject:
     """`make(**config)` gives a fresh model in eval mode, always with the same weights.
 
     function: whether an attention function is on trial inside a model of ours, whose config may be changed.
-    same_as_eager: whether its weights with `eager` attention must give the same.
+    same_as_eager: whether its weights with `eager` attention must give the same. hint: what may be wrong if it fails.
     """
 
     name: str
@@ -35,6 +40,7 @@ class HFSubject:
     function: bool
     same_as_eager: bool = True
     untried: dict[str, str] = field(default_factory=dict)
+    hint: str = ""
 
     def text(self, rows: int, length: int, seed: int = 0) -> Tensor:
         n = self.make().config.vocab_size
@@ -48,6 +54,7 @@ def like_hf(name: str, found: Any, same_as_eager: bool) -> HFSubject:
     """
     try:
         from transformers import AttentionInterface, PreTrainedModel
+        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
     except ImportError:
         raise UserError("--like hf needs the package transformers; type: pip install transformers") from None
@@ -60,7 +67,8 @@ def like_hf(name: str, found: Any, same_as_eager: bool) -> HFSubject:
         if not registered:
             AttentionInterface.register(NAME, found)
         implementation = registered[0] if registered else NAME
-        return HFSubject(name, lambda **config: llama(implementation, **config), True, same_as_eager, untried)
+        hint = "" if implementation in ALL_MASK_ATTENTION_FUNCTIONS else NO_MASK
+        return HFSubject(name, lambda **config: llama(implementation, **config), True, same_as_eager, untried, hint)
     if callable(found) and all(p.default is not p.empty for p in parameters):
         return HFSubject(name, lambda **_: _seeded(found).eval(), False, same_as_eager, _without_function(untried))
     raise UserError(
@@ -70,7 +78,7 @@ def like_hf(name: str, found: Any, same_as_eager: bool) -> HFSubject:
 
 
 def _without_function(untried: dict[str, str]) -> dict[str, str]:
-    return untried | {name: "its model is not of our making" for name in ("dropout_is_for_training", "scales_are_honoured")}
+    return untried | dict.fromkeys(("dropout_is_for_training", "scales_are_honoured"), "its model is not of our making")
 
 
 def llama(implementation: str, **config: Any) -> Any:
@@ -78,7 +86,7 @@ def llama(implementation: str, **config: Any) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 1024}
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None, "initializer_range": 0.2}
     given = LlamaConfig(**sizes, **heads, **ids, **config, attn_implementation=implementation)
     return _seeded(lambda: LlamaForCausalLM(given)).eval()
@@ -212,7 +220,7 @@ def scaling(subject: HFSubject) -> Iterator[Measure]:
             layer.self_attn.scaling = value
         with torch.no_grad():
             results.append(_logits(model, idx))
-    yield differs(*results, "scaling 0.05 and 2 give the same")
+    yield differs(*results, "scaling 0.05 against 2")
 
 
 def dropout(subject: HFSubject) -> Iterator[Measure]:
@@ -248,3 +256,25 @@ MEASURES: dict[str, Callable[[HFSubject], Iterable[Measure]]] = {
     "documents_are_apart": padding,
     "greedy_text_needs_no_cache": greedy,
 }
+
+
+def model_costs(subject: HFSubject) -> list[Cost]:
+    """Of the whole model, beside the same weights with transformers' own eager and sdpa attention."""
+
+    def step_of(implementation: str | None) -> Callable[[int], Step]:
+        def at(length: int) -> Step:
+            model = subject.make()
+            if implementation is not None:
+                model.set_attn_implementation(implementation)
+            length = min(length, model.config.max_position_embeddings)
+            idx = subject.text(1, length)
+
+            def step() -> None:
+                loss = _logits(model, idx).square().mean()
+                torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+
+            return step
+
+        return at
+
+    return costs(step_of(None), {"eager": step_of("eager"), "sdpa": step_of("sdpa")})

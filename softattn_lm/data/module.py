@@ -35,8 +35,8 @@ def micro_batch_size(batch_size: int, devices: int, accumulate: int) -> int:
 
 
 class MicroBatches(Dataset[list[torch.Tensor]]):
-    """Item g is micro-batch g of the whole run as one rank sees it: (micro, T + 1) int64, and with `documents` the number
-    of the document that each token but the last belongs to, (micro, T)."""
+    """Item g is micro-batch g of the whole run as one rank sees it: (micro, T + 1) int64, and with `documents` the
+    number of the document that each token but the last belongs to, (micro, T)."""
 
     def __init__(
         self, split: Split, context: int, seed: int, sampling: Literal["permuted", "random"],

@@ -86,7 +86,9 @@ class LitGPT(LightningModule):
     # -- training -----------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        """[(B, T+1) int64, perhaps documents (B, T)] -> mean nats per token. `batch_idx` counts micro-batches from the start of the run."""
+        """[(B, T+1) int64, perhaps documents (B, T)] -> mean nats per token. `batch_idx` counts micro-batches from the
+        start of the run.
+        """
         torch.manual_seed(dropout_seed(self.seed, batch_idx, self.global_rank))
         tokens, *documents = batch
         logits = self.model(tokens[:, :-1], documents=documents[0] if documents else None)  # (B, T, V)
