@@ -24,8 +24,9 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_rotary_by_hand():
     # Head width 4, base 100: pairs (0, 2) and (1, 3) with frequencies 1 and 1/10.
     rotation = Rotary(head_dim=4, context=8, base=100.0).rotation(range(2, 3))
-    x = torch.tensor([1.0, 0.0, 0.0, 1.0]).reshape(1, 1, 1, 4)
-    expected = torch.tensor([math.cos(2.0), -math.sin(0.2), math.sin(2.0), math.cos(0.2)])
+    x = torch.tensor([1.0, 3.0, 0.0, 1.0]).reshape(1, 1, 1, 4)
+    c, s = math.cos(0.2), math.sin(0.2)
+    expected = torch.tensor([math.cos(2.0), 3 * c - s, math.sin(2.0), 3 * s + c])
     torch.testing.assert_close(rotation(x).flatten(), expected)
 
 

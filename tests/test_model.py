@@ -196,3 +196,13 @@ def test_residual_and_embedding_dropout_are_alive_in_training_only():
     idx = torch.arange(11)[None]
     assert not model.train()(idx).equal(model(idx))
     assert model.eval()(idx).equal(model(idx))
+
+
+def test_a_kernel_that_chooses_its_implementation_says_which_and_why():
+    from softattn_lm.attention.kernels.auto import Auto
+    from softattn_lm.attention.visibility import Causal
+
+    assert tiny_model().explain_kernels("cpu") == []
+    assert tiny_model(Auto).explain_kernels("cpu") == ["sdpa: torch's fused kernel honours all of it on cpu"]
+    (line,) = tiny_model(Auto, context=2048, mask=Causal(64)).explain_kernels("cpu")
+    assert line.startswith("blockwise: a window of 64")

@@ -73,6 +73,12 @@ class AttentionKernel(nn.Module):
         a = self.weights(q, k, scale=scale, visible=visible, bias=bias, features=features)
         return F.dropout(a, self.dropout, self.training) @ v
 
+    def explain(self, visible: Visibility, device: str, biased: bool) -> str | None:
+        """Which implementation computes y for this mask on this device ("cpu", "cuda", "mps"), if there is a choice,
+        and why.
+        """
+        return None
+
     def features(self, x: Tensor) -> Tensor | None:
         """(B, T, C) -> (B, H, T, E), cached like keys, or None if this kernel reads q and k only."""
         return None

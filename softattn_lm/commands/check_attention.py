@@ -32,7 +32,7 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
     if settings.all:
         from softattn_lm.contract.table import tables
 
-        print(tables(_variants()))
+        print(tables(variants()))
         return
     from rich.console import Console
 
@@ -55,7 +55,7 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
     console.print(f"holds: {len(verdicts) - untried} properties, {untried} not tried", highlight=False)
 
 
-def _variants() -> Iterator[tuple[str, str, Subject]]:
+def variants() -> Iterator[tuple[str, str, Subject]]:
     """(name, one line, subject) of every attention in configs/attention that is a kernel by itself."""
     from softattn_lm.config.build import build
     from softattn_lm.contract.subject import Subject
@@ -72,7 +72,6 @@ def _variants() -> Iterator[tuple[str, str, Subject]]:
 
 def _composed(cfg: dict[str, Any]) -> Subject:
     """Our own or a custom kernel, with the parts of a model that were chosen."""
-    from softattn_lm.attention.kernel import AttentionKernel
     from softattn_lm.attention.pattern import Pattern
     from softattn_lm.config.build import build
     from softattn_lm.contract.subject import Subject
@@ -84,12 +83,6 @@ def _composed(cfg: dict[str, Any]) -> Subject:
     patterns = [part for part in (policy, *given.values()) if isinstance(part, Pattern)]
     if patterns:
         given["n_layer"] = max(len(pattern.layers) for pattern in patterns)
-    for kernel in subject.kernels():
-        if not isinstance(kernel, AttentionKernel):
-            raise UserError(
-                f"attention.target={name} makes a {type(kernel).__name__}, which is no AttentionKernel; derive it from "
-                "softattn_lm.attention.AttentionKernel, or try a plain function with --like sdpa"
-            )
     subject.model()  # parts that do not fit each other are refused here, in one line
     return subject
 

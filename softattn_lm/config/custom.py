@@ -20,10 +20,18 @@ def custom(target: str, options: dict[str, Any] | None = None) -> Any:
     """The policy that `target` names, with the user's own `options` and nothing of ours.
 
     Its constructor is handed the shapes that it asks for by name, as any policy's. Raises UserError for a target that
-    nobody trusted or that is not there, and for an option that it does not take.
+    nobody trusted, that is not there or is no kernel, and for an option that it does not take.
     """
     require_trusted(target)
     kind = load(target, "attention.target")
+    # Torch comes along, so it is imported only where something is built.
+    from softattn_lm.attention.kernel import AttentionKernel
+
+    if not (isinstance(kind, type) and issubclass(kind, AttentionKernel)):
+        raise UserError(
+            f"attention.target={target} is no AttentionKernel; derive a class from softattn_lm.attention.AttentionKernel, or "
+            "try a plain function with softattn check_attention --like sdpa"
+        )
     given = dict(options or {})
     parameters = inspect.signature(kind).parameters
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):

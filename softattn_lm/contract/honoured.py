@@ -28,7 +28,18 @@ REFUSED_AS = {
     "T ≠ S": "cache",
 }
 ARGUMENTS = {"soft cap": ("soft_cap", 0.5), "sink": ("sink", "one")}
-OPTIONS = ("window", "sink + window", "documents", "bias", "soft cap", "sink", "dropout", "grouped heads", "cache", "T ≠ S")
+OPTIONS = (
+    "window",
+    "sink + window",
+    "documents",
+    "bias",
+    "soft cap",
+    "sink",
+    "dropout",
+    "grouped heads",
+    "cache",
+    "T ≠ S",
+)
 
 
 def refusals(subject: Subject) -> dict[str, str]:

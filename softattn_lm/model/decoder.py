@@ -257,6 +257,15 @@ class DecoderLM(nn.Module):
         tables = [p for position in self.position_per_layer if position.absolute for p in position.parameters()]
         return parameter_roles(self, self.head.weight, tables)
 
+    def explain_kernels(self, device: str) -> list[str]:
+        """One line per choice of implementation that a kernel makes by itself at full context, for a person to read."""
+        lines = []
+        for layer, (block, mask) in enumerate(zip(self.layers, self.masks, strict=True)):
+            visible = mask.visibility(Visibility(self.context), self.context)
+            biased = self.position_per_layer[layer].bias(visible) is not None
+            lines.append(block.attention.kernel.explain(visible, device, biased))
+        return sorted({line for line in lines if line is not None})
+
     def _check_honoured(self) -> None:
         """An option that a kernel would ignore is refused here, before anything is computed."""
         for layer, (block, mask) in enumerate(zip(self.layers, self.masks, strict=True)):

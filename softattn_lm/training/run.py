@@ -149,7 +149,10 @@ def _train(
             callbacks=callbacks,
             loggers=loggers,
         )
+        kernels = model.explain_kernels(trainer.strategy.root_device.type)
         if first_rank:
+            for line in kernels:
+                console.print(f"attention auto takes {line}", soft_wrap=True)
             console.print(
                 f"run {folder}: {sizes['parameters']:,} parameters, {prepared.splits['train'].n_tokens:,} training "
                 f"tokens of {prepared.source}, steps {first_step} to {steps} of {sizes['tokens_per_step']:,} tokens",
@@ -187,6 +190,7 @@ def _train(
         "parameters": sizes["parameters"],
         "opening": prepared.tokenizer.decode(_opening(prepared)),
         "flops_per_token": sizes["flops_per_token"],
+        "attention": kernels,
     }
     if first_rank:
         write_json(folder / "summary.json", summary)

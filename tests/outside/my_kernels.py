@@ -7,25 +7,24 @@ from softattn_lm.attention import AttentionKernel
 
 
 class Sharp(AttentionKernel):
-    """A = softmax(s² sign(s)): asks for a shape of ours and takes an option of its own."""
+    """A = softmax(s · |s|^(p − 1)): asks for a shape of ours and takes an option of its own."""
 
-    rows_sum_to = "one"
-
-    def __init__(self, head_dim: int, power: float = 2.0) -> None:
+    def __init__(self, head_dim: int, power: float = 1.5) -> None:
         super().__init__()
         assert head_dim > 0
         self.power = power
 
     def weights(self, q, k, *, scale, visible, bias=None, features=None):
-        scores = scale * (q @ k.transpose(-2, -1))
+        precise = torch.promote_types(q.dtype, torch.float32)
+        scores = scale * (q.to(precise) @ k.to(precise).transpose(-2, -1))
+        if bias is not None:
+            scores = scores + bias.tile().to(precise)
         # The small number keeps the slope finite at 0.
         scores = scores * (scores.square() + 1e-3) ** ((self.power - 1) / 2)
-        if bias is not None:
-            scores = scores + bias.tile().to(scores.dtype)
         readable = visible.dense()
         empty = ~readable.any(-1, keepdim=True)
         scores = scores.masked_fill(~readable, -torch.inf).masked_fill(empty, 0.0)
-        return torch.softmax(scores.float() if scores.dtype == torch.bfloat16 else scores, -1).to(q.dtype).masked_fill(empty, 0.0)
+        return torch.softmax(scores, -1).masked_fill(empty, 0.0).to(q.dtype)
 
 
 class Plain(AttentionKernel):
@@ -50,7 +49,7 @@ class LeaksInLongTexts(Plain):
 class LeaksWhileDecoding(Plain):
     def weights(self, q, k, *, visible, **given):
         a = super().weights(q, k, visible=visible, **given)
-        return a + 1e-3 * (~visible.dense()) if visible.past else a
+        return a + 1e-3 * (~visible.dense()).to(a.dtype) if visible.past else a
 
 
 class LeaksInTraining(Plain):

@@ -47,6 +47,10 @@ class Auto(SoftmaxKernel):
         """device: "cpu", "cuda", "mps"; biased: whether something is added to scores."""
         return self._of_family(visible, device, biased) or self._of_plain(visible, device, biased)
 
+    def explain(self, visible: Visibility, device: str, biased: bool) -> str:
+        name, reason = self.choose(visible, device, biased)
+        return f"{name}: {reason}"
+
     def _of_family(self, visible: Visibility, device: str, biased: bool) -> Choice | None:
         """With a soft cap or a sink, which the fused kernel does not know."""
         asked = [f"soft cap {self.soft_cap:g}"] if self.soft_cap is not None else []
