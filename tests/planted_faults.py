@@ -444,6 +444,13 @@ BLOCK = [
         ),
     ),
     Fault(
+        "K = V in the cache: turned by the place in the row and not in the document",
+        f"{MODEL}/decoder.py",
+        "visible.key_positions if shared.places is None else shared.places",
+        "visible.key_positions",
+        formulas("_projections", "test_packed_documents_decode_from_one_stream_as_they_do_alone"),
+    ),
+    Fault(
         "K = V in the cache: stored twice",
         f"{ATTENTION}/block.py",
         "if cache is not None and one and self.projections.one_stream:",

@@ -121,7 +121,7 @@ def test_a_pattern_is_tried_inside_models_and_says_why_not_by_itself(capsys: pyt
         (["attention=custom", "attention.target=nowhere.py:X"], "there is no file"),
         (["attention=custom", "attention.target=my_kernels.py:Shrp"], "has no Shrp; did you mean Sharp?"),
         (["attention=custom", "attention.target=foreign.py:causal"], "is no AttentionKernel"),
-        (["attention=custom", "attention.target=my_kernels.py:Sharp", "+attention.options.pwer=2"], "did you mean power?"),
+        (["attention=custom", "attention.target=my_kernels.py:Sharp", "+attention.options.pwer=2"], "mean power?"),
         (["--like", "sdpa"], "--like takes a kind and a callable"),
         (["--like", "jax", "foreign.py:causal"], "sdpa"),
         (["--like", "flex", "foreign.py:top_left"], "a mask_mod has 4 arguments"),
@@ -142,7 +142,7 @@ def test_a_persons_fault_is_one_line_and_status_2(
 def test_code_of_a_strangers_config_does_not_run_until_a_person_trusts_it(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text("open('it_ran', 'w').close()\nfrom my_kernels import Plain\n")
     node = {"_target_": "softattn_lm.config.custom.custom", "target": "evil.py:Plain", "options": {}}
-    with pytest.raises(UserError, match="trust=evil.py:Plain"):
+    with pytest.raises(UserError, match=r"trust=evil\.py:Plain"):
         build(node)
     assert not (tmp_path / "it_ran").exists()
     trust_typed(["trust=evil.py:Plain"])
@@ -151,7 +151,7 @@ def test_code_of_a_strangers_config_does_not_run_until_a_person_trusts_it(tmp_pa
     assert (tmp_path / "config" / "trusted.txt").read_text() == f"{tmp_path / 'evil.py'}:Plain\n"
 
 
-def test_trust_is_in_one_file_and_not_in_its_namesake_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trust_is_in_one_file_and_not_in_its_namesake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trust_typed(["trust=my_kernels.py:Plain"])
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -157,6 +157,20 @@ def test_decoding_equals_the_full_pass_for_every_projection_position_and_mask(po
             torch.testing.assert_close(cached, full, atol=2e-5, rtol=2e-5, msg=f"{position.__name__} {vars(mask)}")
 
 
+@pytest.mark.parametrize("policy", [SharedKV, SharedAll, Raw])
+def test_packed_documents_decode_from_one_stream_as_they_do_alone(policy):
+    model = shaken(tiny_model(projections=policy, mask=Causal(4, documents=True), qk_norm="rms_gain")).eval()
+    idx = torch.randint(11, (1, 30), generator=torch.Generator().manual_seed(0))
+    lengths = [9, 2, 19]
+    documents = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))[None]
+    chunks, cache = [7, 1, 1, 4, 16, 1], model.new_cache()
+    with torch.no_grad():
+        alone = torch.cat([model(part) for part in idx.split(lengths, dim=1)], dim=1)
+        parts = zip(idx.split(chunks, dim=1), documents.split(chunks, dim=1), strict=True)
+        cached = torch.cat([model(part, cache, documents=numbers) for part, numbers in parts], dim=1)
+    torch.testing.assert_close(cached, alone, atol=2e-5, rtol=2e-5)
+
+
 def test_keys_that_are_values_are_cached_once():
     sizes = {}
     for name, policy in ALL.items():

@@ -57,10 +57,7 @@ def test_the_cache_does_not_grow_with_the_number_of_new_tokens():
 def test_streams_of_a_cache_are_half_as_wide_with_half_the_groups():
     sizes = []
     for groups in (4, 2):
-        model = tiny_model(n_kv_head=groups)
-        cache = model.new_cache()
-        model(torch.tensor([[1]]), cache)
-        sizes.append(cache.bytes_per_token())
+        sizes.append(tiny_model(n_kv_head=groups).cache_bytes_per_token())
     assert sizes == [2 * 2 * 32 * 4, 2 * 2 * 16 * 4]  # layers · (k and v) · width · bytes
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from softattn_lm.contract.cost import Cost
-    from softattn_lm.contract.hugging_face import HFSubject
+    from softattn_lm.contract.hf_properties import HFSubject
     from softattn_lm.contract.property import Verdict
     from softattn_lm.contract.subject import Subject
 
@@ -28,7 +28,9 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
     if (settings.like is None) != (settings.callable is None):
         raise UserError("a callable of another stack is given with its kind: --like sdpa my_file.py:my_function")
     if settings.like is not None and any(cfg.get(part) for part in PARTS):
-        raise UserError(f"--like {settings.like} tries a callable as it is; leave out mask, position, scale and projections")
+        raise UserError(
+            f"--like {settings.like} tries a callable as it is; leave out mask, position, scale and projections"
+        )
     if settings.all:
         from softattn_lm.contract.table import tables
 
@@ -112,7 +114,7 @@ def _verdicts(subject: Subject | HFSubject) -> Iterator[Verdict]:
 
     if isinstance(subject, Subject):
         return trial(subject)
-    from softattn_lm.contract.hugging_face import MEASURES
+    from softattn_lm.contract.hf_properties import MEASURES
 
     return try_all(subject, MEASURES, subject.untried)
 

@@ -48,6 +48,7 @@ def _evaluate(folder: Path, settings: EvaluateSettings) -> dict[str, Any]:
         "windows": found.windows,
         "stretches": found.stretches(),
         "by_position": found.by_position,
+        "cache_bytes_per_token": loaded.model.cache_bytes_per_token(),
     }
 
 
@@ -99,6 +100,7 @@ def _show(names: list[str], results: list[dict[str, Any]], what: str, by_positio
     row("perplexity", "perplexity", ".3f")
     row("bits per byte", "bits_per_byte", ".4f")
     row("tokens", "tokens", ",d")
+    row("cache bytes per token", "cache_bytes_per_token", ",d")
     table.add_section()
     for title in dict.fromkeys(title for r in results for title in r["stretches"]):
         table.add_row(f"{title} of a window", *(_number(r["stretches"].get(title)) for r in results))

@@ -29,8 +29,8 @@ def custom(target: str, options: dict[str, Any] | None = None) -> Any:
 
     if not (isinstance(kind, type) and issubclass(kind, AttentionKernel)):
         raise UserError(
-            f"attention.target={target} is no AttentionKernel; derive a class from softattn_lm.attention.AttentionKernel, or "
-            "try a plain function with softattn check_attention --like sdpa"
+            f"attention.target={target} is no AttentionKernel; derive a class from softattn_lm.attention."
+            "AttentionKernel, or try a plain function with softattn check_attention --like sdpa"
         )
     given = dict(options or {})
     parameters = inspect.signature(kind).parameters
@@ -64,7 +64,7 @@ def load(target: str, setting: str) -> Any:
 def _from_file(place: str, setting: str) -> Any:
     file = Path(place).expanduser().resolve()
     if not file.is_file():
-        raise UserError(f"{setting}={place}: there is no file {file}; run from the folder it was named in, or move it back")
+        raise UserError(f"{setting}={place}: there is no file {file}; run this in the folder where it is")
     name = f"custom_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None, file
@@ -80,4 +80,4 @@ def _from_package(place: str, setting: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
             raise  # it is there, and something that it imports is not
-        raise UserError(f"{setting}={place}: there is no module {place} here; a file is written my_kernel.py:Name") from None
+        raise UserError(f"{setting}={place}: there is no module {place}; a file is written my_kernel.py:Name") from None

@@ -28,7 +28,7 @@ Step = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Cost:
-    """seconds: median over rounds; bytes: peak of what torch allocated; `against`: ratios (time, memory) by baseline."""
+    """seconds: median over rounds; bytes: peak of what torch allocated; against: ratios (time, memory) by baseline."""
 
     length: int
     seconds: float
@@ -92,7 +92,7 @@ def peak_bytes(step: Step) -> int:
     with torch.profiler.profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
         step()
     held = most = 0
-    for event in profiler.profiler.kineto_results.events():  # type: ignore[union-attr]
+    for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":
             held += event.nbytes()
             most = max(most, held)

@@ -38,8 +38,8 @@ def like_sdpa(name: str, function: Callable[..., Any]) -> Subject:
 class LikeSDPA(AttentionKernel):
     """Calls as a decoding caller would: is_causal=True also behind cached keys, where the last query reads all of them.
 
-    attn_mask says what a triangle cannot: True = may read; with a bias, numbers to add. `weights` is what it does to the
-    unit vectors, so nothing is assumed about its formula.
+    attn_mask says what a triangle cannot: True = may read; with a bias, numbers to add. `weights` is what it does to
+    the unit vectors, so nothing is assumed about its formula.
     """
 
     rows_sum_to = "anything"

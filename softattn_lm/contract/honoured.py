@@ -73,7 +73,8 @@ def _acts(subject: Subject, option: str) -> bool:
             kernel = subject.kernel(dropout=0.5)
             return not torch.equal(kernel.train()(*qkv, **_given(new)), kernel.eval()(*qkv, **_given(new)))
         name, value = ARGUMENTS.get(option, ("", None))
-        kernel = subject.kernel(**{name: value}) if name else subject.kernel()
+        options: dict[str, Any] = {name: value} if name else {}
+        kernel = subject.kernel(**options)
         changes: dict[str, dict[str, Any]] = {
             "window": {"visible": Visibility(new, window=3)},
             "sink + window": {"visible": Visibility(new, window=3, sinks=2)},

@@ -147,7 +147,8 @@ def documents_are_apart(subject: Subject) -> Iterator[Measure]:
                 both = text(2, 9, seed=1)
                 apart = [model(both[:1, 4:]), model(both[1:])]
                 results = {"whole": model(both, documents=ragged)}
-                if not any(m.sinks for m in model.masks):  # a cache keeps the first tokens of a row, and models refuse the two together
+                # A cache keeps the first tokens of a row, and models refuse the two together.
+                if not any(m.sinks for m in model.masks):
                     cache, parts = model.new_cache(), ((0, 6), (6, 7), (7, 9))
                     pieces = [model(both[:, a:b], cache, documents=ragged[:, a:b]) for a, b in parts]
                     results["cached"] = torch.cat(pieces, dim=1)

@@ -69,16 +69,16 @@ class Subject:
         return [_made(policy) for policy in policies]
 
     def refusal(self, option: str) -> str | None:
-        """Why `option` is not honoured: of `window`, `sinks`, `documents`, `bias`, `dropout`, `training`; None if it is."""
+        """Why an option is not honoured, of window, sinks, documents, bias, dropout, training; None if it is."""
         for kernel in self.kernels():
             if option in kernel.refuses:
                 return kernel.refuses[option]
             if option == "training" and kernel.trains_on is not None and "cpu" not in kernel.trains_on:
                 return f"its backward pass runs on {' and '.join(kernel.trains_on)} only"
-        if option == "dropout" and not isinstance(self.policy, Pattern):
-            if "dropout" not in inspect.signature(self.policy).parameters:
-                return "its constructor takes no dropout"
-        return None
+        if option != "dropout" or isinstance(self.policy, Pattern):
+            return None
+        takes = "dropout" in inspect.signature(self.policy).parameters
+        return None if takes else "its constructor takes no dropout"
 
     def honours(self, option: str) -> bool:
         return self.refusal(option) is None

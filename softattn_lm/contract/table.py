@@ -14,7 +14,8 @@ from softattn_lm.contract.honoured import OPTIONS, ignored, refusals
 from softattn_lm.contract.subject import D, H, Subject
 from softattn_lm.contract.trial import trial
 
-_PAPER = re.compile(r"([A-Z][\w’'-]+(?: (?:and|&) [A-Z][\w’'-]+| et al\.)? \d{4})(?: \([^)]*\))?,\s+arXiv:(\d{4}\.\d{4,5})")
+_AUTHORS = r"[A-Z][\w’'-]+(?: (?:and|&) [A-Z][\w’'-]+| et al\.)?"
+_PAPER = re.compile(rf"({_AUTHORS} \d{{4}})(?: \([^)]*\))?,\s+arXiv:(\d{{4}}\.\d{{4,5}})")
 _HEAD = ("attention", "what it is", "source", "implementation", "refuses", "cache", "contract")
 
 
@@ -24,11 +25,11 @@ def tables(variants: Iterable[tuple[str, str, Subject]]) -> str:
     for name, line, subject in variants:
         rows.append(_row(name, line, subject))
         refused, dropped = refusals(subject), ignored(subject)
-        cells = ["**ignored**" if option in dropped else "refused" if option in refused else "yes" for option in OPTIONS]
-        matrix.append((f"`{name}`", *cells))
+        said = dict.fromkeys(OPTIONS, "yes") | dict.fromkeys(refused, "refused") | dict.fromkeys(dropped, "**ignored**")
+        matrix.append((f"`{name}`", *said.values()))
     notes = (
-        "`cache`: bytes per token and layer in float32, for G key heads of width D. Formula: first lines of the file named "
-        "under implementation."
+        "`cache`: bytes per token and layer in float32, for G key heads of width D. `contract`: properties of "
+        "softattn_lm/contract, of which those that need a backward pass are not tried where there is none."
     )
     return "\n\n".join((_markdown(_HEAD, rows), notes, _markdown(("attention", *OPTIONS), matrix)))
 
@@ -37,7 +38,7 @@ def _row(name: str, line: str, subject: Subject) -> tuple[str, ...]:
     kernel = subject.kernel()
     kind = type(kernel)
     text = sys.modules[kind.__module__].__doc__ or ""
-    papers = dict((number, paper) for paper, number in _PAPER.findall(" ".join(text.split())))
+    papers = {number: paper for paper, number in _PAPER.findall(" ".join(text.split()))}
     file = kind.__module__.replace(".", "/") + ".py"
     own = kind.forward is not AttentionKernel.forward
     refused = "; ".join(f"{option}: {reason}" for option, reason in refusals(subject).items())

@@ -233,6 +233,14 @@ class DecoderLM(nn.Module):
     def position_per_layer(self) -> list[Position]:
         return [cast(Position, self.positions[layer % len(self.positions)]) for layer in range(self.n_layer)]
 
+    @torch.no_grad()
+    def cache_bytes_per_token(self) -> int:
+        """What decoding remembers of one more token, over all layers, until its window has passed."""
+        cache, was_training = self.new_cache(), self.training
+        self.eval()(torch.zeros(1, 1, dtype=torch.long, device=self.embed.weight.device), cache)
+        self.train(was_training)
+        return cache.bytes_per_token()
+
     @property
     def packs_documents(self) -> bool:
         """Whether its masks keep packed documents apart, so that a batch should tell which token is of which."""
