@@ -122,6 +122,7 @@ def test_a_pattern_is_tried_inside_models_and_says_why_not_by_itself(capsys: pyt
         (["attention=custom", "attention.target=my_kernels.py:Shrp"], "has no Shrp; did you mean Sharp?"),
         (["attention=custom", "attention.target=foreign.py:causal"], "is no AttentionKernel"),
         (["attention=custom", "attention.target=my_kernels.py:Sharp", "+attention.options.pwer=2"], "mean power?"),
+        (["mask=sliding"], "mask.window=64 hides nothing"),
         (["--like", "sdpa"], "--like takes a kind and a callable"),
         (["--like", "jax", "foreign.py:causal"], "sdpa"),
         (["--like", "flex", "foreign.py:top_left"], "a mask_mod has 4 arguments"),

@@ -6,7 +6,7 @@ from softattn_lm.commands.check_attention import variants
 from softattn_lm.contract.honoured import OPTIONS, ignored, refusals
 from softattn_lm.contract.subject import Subject
 
-VARIANTS = {name: subject for name, _, subject in variants()}
+VARIANTS = dict(variants())
 # What is refused. A kernel that is not named here honours at least what everybody does.
 REFUSED: dict[str, set[str]] = {
     "formula": set(),

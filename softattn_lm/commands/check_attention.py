@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from softattn_lm.config.settings import CheckAttentionSettings, section
-from softattn_lm.config.tree import choices, config_folder, first_comment
+from softattn_lm.config.tree import choices, config_folder
 from softattn_lm.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,19 +57,18 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
     console.print(f"holds: {len(verdicts) - untried} properties, {untried} not tried", highlight=False)
 
 
-def variants() -> Iterator[tuple[str, str, Subject]]:
-    """(name, one line, subject) of every attention in configs/attention that is a kernel by itself."""
+def variants() -> Iterator[tuple[str, Subject]]:
+    """(name, subject) of every attention in configs/attention that is a kernel by itself."""
     from softattn_lm.config.build import build
     from softattn_lm.contract.subject import Subject
 
     folder = config_folder()
     for name in choices(folder, "attention"):
-        file = folder / "attention" / f"{name}.yaml"
-        node = yaml.safe_load(file.read_text(encoding="utf-8"))
+        node = yaml.safe_load((folder / "attention" / f"{name}.yaml").read_text(encoding="utf-8"))
         if not node.get("_partial_") or "pattern" in node:
             continue
         node = {key: 0.0 if value == "${model.dropout}" else value for key, value in node.items()}
-        yield name, first_comment(file), Subject(name, build(node))
+        yield name, Subject(name, build(node))
 
 
 def _composed(cfg: dict[str, Any]) -> Subject:
@@ -85,7 +84,13 @@ def _composed(cfg: dict[str, Any]) -> Subject:
     patterns = [part for part in (policy, *given.values()) if isinstance(part, Pattern)]
     if patterns:
         given["n_layer"] = max(len(pattern.layers) for pattern in patterns)
-    subject.model()  # parts that do not fit each other are refused here, in one line
+    model = subject.model()  # parts that do not fit each other are refused here, in one line
+    for mask in model.masks:
+        if mask.window is not None and mask.window >= model.context:
+            raise UserError(
+                f"mask.window={mask.window} hides nothing in the texts that are tried, of {model.context} tokens; type "
+                "mask.window=5"
+            )
     return subject
 
 

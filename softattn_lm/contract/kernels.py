@@ -305,4 +305,6 @@ def bfloat16_is_close(subject: Subject) -> Iterator[Measure]:
         error = difference(rounded, precise)
         # Where A jumps, two precisions may fall on two sides of the jump.
         smooth = kernel.differentiable and kernel.reads_every_key
-        yield Measure(error, 3e-2 if smooth else torch.inf, f"T={new}, S={past + new}")
+        # Weights that are not normalised make a sum of many values, and its error grows with it.
+        allowed = 3e-2 * max(1.0, precise.std().item())
+        yield Measure(error, allowed if smooth else torch.inf, f"T={new}, S={past + new}")

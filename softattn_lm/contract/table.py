@@ -16,14 +16,14 @@ from softattn_lm.contract.trial import trial
 
 _AUTHORS = r"[A-Z][\w’'-]+(?: (?:and|&) [A-Z][\w’'-]+| et al\.)?"
 _PAPER = re.compile(rf"({_AUTHORS} \d{{4}})(?: \([^)]*\))?,\s+arXiv:(\d{{4}}\.\d{{4,5}})")
-_HEAD = ("attention", "what it is", "source", "implementation", "refuses", "cache", "contract")
+_HEAD = ("attention", "formula", "source", "implementation", "refuses", "cache", "contract")
 
 
-def tables(variants: Iterable[tuple[str, str, Subject]]) -> str:
-    """Markdown. variants: (name, one line, subject). Runs the whole contract on each."""
+def tables(variants: Iterable[tuple[str, Subject]]) -> str:
+    """Markdown. variants: (name, subject). Runs the whole contract on each."""
     rows, matrix = [], []
-    for name, line, subject in variants:
-        rows.append(_row(name, line, subject))
+    for name, subject in variants:
+        rows.append(_row(name, subject))
         refused, dropped = refusals(subject), ignored(subject)
         said = dict.fromkeys(OPTIONS, "yes") | dict.fromkeys(refused, "refused") | dict.fromkeys(dropped, "**ignored**")
         matrix.append((f"`{name}`", *said.values()))
@@ -34,7 +34,7 @@ def tables(variants: Iterable[tuple[str, str, Subject]]) -> str:
     return "\n\n".join((_markdown(_HEAD, rows), notes, _markdown(("attention", *OPTIONS), matrix)))
 
 
-def _row(name: str, line: str, subject: Subject) -> tuple[str, ...]:
+def _row(name: str, subject: Subject) -> tuple[str, ...]:
     kernel = subject.kernel()
     kind = type(kernel)
     text = sys.modules[kind.__module__].__doc__ or ""
@@ -48,7 +48,7 @@ def _row(name: str, line: str, subject: Subject) -> tuple[str, ...]:
     said = f"{len(verdicts) - untried} hold" + (f", {untried} not tried" if untried else "")
     return (
         f"`{name}`",
-        _cell(f"{line}. {_formula(text)}"),
+        _cell(_formula(text)),
         ", ".join(f"[{paper}](https://arxiv.org/abs/{number})" for number, paper in papers.items()),
         f"[{file.rpartition('/')[2]}]({file}), {'its own' if own else 'weights times values'}",
         _cell(refused) or "nothing",
@@ -58,9 +58,9 @@ def _row(name: str, line: str, subject: Subject) -> tuple[str, ...]:
 
 
 def _formula(text: str) -> str:
-    """The first sentence of a module's docstring, as code where it is a formula."""
+    """The first paragraph of a module's docstring, which states it."""
     first = inspect.cleandoc(text).split("\n\n")[0]
-    return " ".join(first.split())
+    return " ".join(first.split()).rstrip(",:")
 
 
 def _cache_bytes(subject: Subject) -> float:
