@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -74,11 +75,41 @@ def test_a_run_is_continued_with_what_was_typed_and_nothing_else(tmp_path):
     assert read_config(run) == saved
 
 
-def test_one_process_among_several_started_from_outside_makes_no_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    with pytest.raises(UserError, match="trainer=ddp"):
+def test_processes_started_from_outside_need_one_name_and_the_first_makes_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(UserError, match="name=my-run"):
         train.run(tiny_config(tmp_path), [], [])
-    assert not (tmp_path / "runs").exists()
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(train, "WAIT", 0.2)
+    with pytest.raises(UserError, match="made no run folder"):
+        train.run(tiny_config(tmp_path, "name=shared"), [], [])
+    assert not (tmp_path / "runs" / "shared").exists()
+
+
+@pytest.mark.slow
+def test_torchrun_gives_what_one_process_gives(tmp_path):
+    run = tiny_train(tmp_path, "name=one", "model.dropout=0")
+    same = [o for o in TINY if not o.startswith(("trainer=", "model.dropout="))]
+    script = Path(__file__).parent.parent / "scripts" / "train.py"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
+    launch += [f"--master-port={port}", str(script)]
+    two = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "name=two", "model.dropout=0"]
+    done = subprocess.run(
+        [*launch, *same, *two, f"data.path={tmp_path / 'text.txt'}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(p.name for p in run.parent.iterdir()) == ["cache", "one", "two"]
+    assert losses(run.with_name("two")) == pytest.approx(losses(run), abs=1e-4)
 
 
 def test_describing_prints_sizes_and_makes_no_run(tmp_path, capsys):

@@ -5,15 +5,24 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from softattn_lm.errors import UserError
-from softattn_lm.runs import find_run, new_run, read_config, resumed_config
+from softattn_lm.runs import (
+    find_run,
+    is_first_process,
+    new_run,
+    read_config,
+    resumed_config,
+    started_from_outside,
+)
 
 # Processes that Lightning starts for the other devices of this machine run the same command; this tells them the
 # folder.
 FOLDER = "SOFTATTN_RUN_FOLDER"
+WAIT = 120.0  # seconds for the first of several processes to make it
 
 
 def run(cfg: dict[str, Any], words: list[str], overrides: list[str]) -> None:
@@ -37,19 +46,36 @@ def _folder(cfg: dict[str, Any], overrides: list[str]) -> tuple[Path, dict[str, 
     if "LOCAL_RANK" in os.environ and FOLDER in os.environ:
         folder = Path(os.environ[FOLDER])
         return folder, read_config(folder), cfg["resume"] is not None
-    if os.environ.get("RANK", "0") != "0" or os.environ.get("SLURM_PROCID", "0") != "0":
-        raise UserError(
-            "several processes of this command were started from outside (torchrun, srun) and would make a run each; "
-            "start one, and trainer=ddp starts the others of this machine"
-        )
     resumes = cfg["resume"] is not None
-    if not resumes:
+    if not resumes and started_from_outside() and cfg["name"] is None:
+        raise UserError(
+            "several processes of this command were started from outside (torchrun, srun), and each would give the run "
+            "a name of its own; type one for all of them, such as name=my-run"
+        )
+    if not resumes and not is_first_process():
+        folder = _wait_for(Path(cfg["runs"]).expanduser() / cfg["name"])
+        cfg = read_config(folder)
+    elif not resumes:
         folder = new_run(cfg["runs"], cfg["name"], cfg)
     else:
         folder = find_run(cfg["resume"], cfg["runs"])
         cfg = resumed_config(read_config(folder), typed(cfg, overrides))
     os.environ[FOLDER] = str(folder.resolve())
     return folder, cfg, resumes
+
+
+def _wait_for(folder: Path) -> Path:
+    """The run folder that the first process makes. Raises UserError if it does not come, as on another file system."""
+    deadline = time.monotonic() + WAIT
+    while not (folder / "config.yaml").is_file():
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"the first process made no run folder {folder} within {WAIT:.0f} s; runs= must be a folder that "
+                "all "
+                "nodes share"
+            )
+        time.sleep(0.1)
+    return folder
 
 
 def typed(cfg: dict[str, Any], overrides: list[str]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,16 @@ from softattn_lm.data import Prepared, prepare
 from softattn_lm.data.module import TextDataModule
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.likelihood import LikelihoodResult
-from softattn_lm.runs import State, cut_metrics, read_status, versions, write_config, write_json, write_status
+from softattn_lm.runs import (
+    State,
+    cut_metrics,
+    is_first_process,
+    read_status,
+    versions,
+    write_config,
+    write_json,
+    write_status,
+)
 from softattn_lm.training.budget import max_steps
 from softattn_lm.training.checkpoint import read_checkpoint
 from softattn_lm.training.checkpoints import Checkpoints
@@ -54,7 +62,7 @@ def train(cfg: dict[str, Any], folder: Path, resume: bool = False, console: Cons
     A continued run is, bit for bit, the run that was never interrupted. Raises UserError for settings that do not fit.
     """
     console = Console(highlight=False) if console is None else console
-    first_rank = os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("NODE_RANK", "0") == "0"
+    first_rank = is_first_process()
     progress = {"step": 0, "steps": 0, "running": 0}
     try:
         return _train(cfg, folder, resume, console, progress, first_rank)

@@ -12,6 +12,7 @@ from lightning.pytorch.loggers import Logger
 
 from softattn_lm.config.settings import LoggerSettings
 from softattn_lm.errors import UserError
+from softattn_lm.runs import is_first_process
 
 
 def make_loggers(settings: LoggerSettings, folder: Path, config: dict[str, Any]) -> list[Logger]:
@@ -27,7 +28,7 @@ def make_loggers(settings: LoggerSettings, folder: Path, config: dict[str, Any])
         ) from None
     from lightning.pytorch.loggers import WandbLogger
 
-    if os.environ.get("LOCAL_RANK", "0") != "0" or os.environ.get("NODE_RANK", "0") != "0":
+    if not is_first_process():
         return [WandbLogger(save_dir=folder)]  # never started: only the first rank logs
     # One tracker run for one run folder, also when it is continued.
     remembered = folder / "wandb" / "id"
