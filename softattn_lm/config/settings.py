@@ -27,7 +27,7 @@ class TrainSettings:
     seed: int = 0
     name: str | None = None
     runs: str = "runs"
-    steps: int | None = 2000
+    steps: int | None = 1500
     tokens: int | None = None
     epochs: float | None = None
     batch_size: int = 12  # sequences per optimizer step, over all devices and accumulation steps
