@@ -48,7 +48,11 @@ def tiny_config(folder: Path, *overrides: str) -> dict[str, Any]:
     if replaced & {"tokens", "epochs"}:
         replaced.add("steps")
     base = [override for override in TINY if override.partition("=")[0] not in replaced]
-    own = [f"runs={folder / 'runs'}", f"data.path={file}"]
+    own = [f"runs={folder / 'runs'}"]
+    if not any(override.startswith("data=") for override in overrides):
+        own.append(f"data.path={file}")
+    elif "data=text_file" not in overrides:
+        base = [override for override in base if not override.startswith("data.")]
     return check(compose("train", [*own, *base, *overrides], config_folder()), "TrainSettings")
 
 
