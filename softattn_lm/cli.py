@@ -81,6 +81,8 @@ def _run(command: Command, arguments: Arguments) -> None:
     module: Any = import_module(f"softattn_lm.commands.{command.name}")
     if command.name == "train":
         module.run(cfg, arguments.words, [decode(word) for word in arguments.overrides])
+    elif command.words == "prompt":
+        module.run(cfg, arguments.words, arguments.prompt)
     else:
         module.run(cfg, arguments.words)
 
@@ -90,7 +92,12 @@ def _config(command: Command, arguments: Arguments) -> dict[str, Any]:
     from softattn_lm.config.compose import compose
 
     if arguments.job is None:
-        return check(compose(command.name, arguments.overrides, config_folder()), command.settings)
+        try:
+            return check(compose(command.name, arguments.overrides, config_folder()), command.settings)
+        except UserError as error:
+            if command.words == "prompt" and arguments.prompt is None and len(arguments.words) < 2:
+                raise UserError(f"{error}; if that was the prompt, put it after --") from error
+            raise
     from softattn_lm.commands.sweep import read_job
 
     return check(read_job(arguments.job), command.settings)

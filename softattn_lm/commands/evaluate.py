@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from softattn_lm.config.rules import require_there
 from softattn_lm.config.settings import EvaluateSettings, section
 from softattn_lm.errors import UserError
 from softattn_lm.runs import find_run, write_json
@@ -16,6 +17,8 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
     settings = section(EvaluateSettings, cfg)
     if settings.text is not None and settings.file is not None:
         raise UserError("text= and file= are both a text to measure on; give one of them")
+    if settings.file is not None:
+        require_there("file", settings.file)
     named: list[str | None] = [*words] or [None]
     folders = [find_run(word, settings.runs) for word in named]
     results = [_evaluate(folder, settings) for folder in folders]

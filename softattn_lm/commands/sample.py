@@ -13,25 +13,24 @@ from softattn_lm.errors import UserError
 from softattn_lm.runs import find_run
 
 
-def run(cfg: dict[str, Any], words: list[str]) -> None:
-    """words: a prompt, a run, or both in any order. Prints the prompt and exactly max_new_tokens tokens behind it."""
+def run(cfg: dict[str, Any], words: list[str], after_dashes: str | None = None) -> None:
+    """words: a prompt, a run, or both in any order; `after_dashes`: the prompt, if `--` marked it as nothing else.
+
+    Prints the prompt and exactly max_new_tokens tokens behind it.
+    """
     settings = section(SampleSettings, cfg)
-    run_name, prompt = sort_words(words, settings)
+    run_name, prompt = sort_words(words, settings, after_dashes)
     folder = find_run(run_name, settings.runs)
 
-    import torch
-
+    from softattn_lm.evaluation.device import pick_device
     from softattn_lm.model.generate import check_sampling, generate
     from softattn_lm.training.checkpoint import load_run
 
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     sampling = {
         name: getattr(settings, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "n")
     }
     check_sampling(**sampling)
-    loaded = load_run(folder, settings.checkpoint, device)
+    loaded = load_run(folder, settings.checkpoint, pick_device(settings.device))
     ids = [int(token) for token in loaded.tokenizer.encode(prompt)]
     print(
         f"{folder}, step {loaded.step}: {len(ids)} tokens of prompt, {settings.max_new_tokens} to write",
@@ -55,12 +54,25 @@ def _stream(prompt: str, stream: Any, steps: Any) -> None:
     print(shown(stream.flush()))
 
 
-def sort_words(words: list[str], settings: SampleSettings) -> tuple[str | None, str]:
-    """(run or None for the newest, prompt). A word is a run if a run is called exactly so. Raises UserError for more
-    words.
+def sort_words(words: list[str], settings: SampleSettings, after_dashes: str | None = None) -> tuple[str | None, str]:
+    """(run or None for the newest, prompt). A word is a run if a run is called exactly so, and beside a prompt that
+    stood behind `--` any word is. Raises UserError for more words.
     """
-    if len(words) > 2:
-        raise UserError(f"sample takes a prompt and a run, and got {len(words)} words; put the prompt in quotes")
+    n_words = len(words) + (after_dashes is not None)
+    if n_words > 2:
+        raise UserError(f"sample takes a prompt and a run, and got {n_words} words; put the prompt in quotes")
+    if after_dashes is not None:
+        chosen, prompts = words[0] if words else None, [after_dashes]
+    else:
+        chosen, prompts = _run_and_prompts(words, settings)
+    if settings.file is None:
+        return chosen, prompts[0] if prompts else "\n"
+    if prompts:
+        raise UserError(f"the prompt was given twice, as {prompts[0]!r} and as file={settings.file}; leave one out")
+    return chosen, _read(settings.file)
+
+
+def _run_and_prompts(words: list[str], settings: SampleSettings) -> tuple[str | None, list[str]]:
     named = [word for word in words if _is_run(word, settings.runs)]
     if len(words) == 2 and not named:
         find_run(words[1], settings.runs)  # a beginning of a name, or the error that names the nearest
@@ -69,11 +81,7 @@ def sort_words(words: list[str], settings: SampleSettings) -> tuple[str | None, 
     prompts = list(words)
     if chosen is not None:
         del prompts[len(words) - 1 - words[::-1].index(chosen)]
-    if settings.file is None:
-        return chosen, prompts[0] if prompts else "\n"
-    if prompts:
-        raise UserError(f"the prompt was given twice, as {prompts[0]!r} and as file={settings.file}; leave one out")
-    return chosen, _read(settings.file)
+    return chosen, prompts
 
 
 def _is_run(word: str, runs: str) -> bool:
@@ -94,7 +102,8 @@ def _read(file: str) -> str:
         return data.decode("utf-8")
     except OSError as error:
         raise UserError(
-            f"file={file} cannot be read: {error.strerror}; give a text file, or - for standard input"
+            f"file={file} cannot be read: {error.strerror}; give a text file, or - for standard input; "
+            "a prompt goes after --"
         ) from None
     except UnicodeDecodeError as error:
         raise UserError(

@@ -1,7 +1,8 @@
 """Sorts a command line into flags, overrides and words before Hydra sees it.
 
 Hydra's grammar would refuse or change most natural sentences, so words (prompts, runs) and the values of raw keys
-(paths, names) never pass through it. `--` ends options: what follows is words.
+(paths, names) never pass through it. `--` ends options: what follows is words, for a command with a prompt the prompt
+and then perhaps a run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from typing import Literal
 
 from softattn_lm.config.nearest import nearest
 from softattn_lm.config.raw import encode
+from softattn_lm.config.signature import signature
+from softattn_lm.config.tree import choices, config_folder
+from softattn_lm.config.values import allows_null
 from softattn_lm.errors import UserError
 
 _KEY = re.compile(r"(\+\+|\+|~)?[A-Za-z_][\w./@-]*")
@@ -37,6 +41,7 @@ class Arguments:
     job: str | None = None  # file of a resolved config: how a sweep starts its jobs
     overrides: list[str] = field(default_factory=list)  # for Hydra; raw values encoded
     words: list[str] = field(default_factory=list)  # as typed
+    prompt: str | None = None  # as typed after `--`, so that it is nothing else
 
 
 def sort(command: Command, argv: list[str], known: Collection[str]) -> Arguments:
@@ -50,7 +55,10 @@ def sort(command: Command, argv: list[str], known: Collection[str]) -> Arguments
     while rest:
         word = rest.pop(0)
         if word == "--":
+            if command.words == "prompt" and rest:
+                found.prompt = rest.pop(0)
             found.words += rest
+            _check_no_settings(command, rest, known)
             break
         if word in ("-h", "--help"):
             found.help = True
@@ -77,11 +85,14 @@ def sort(command: Command, argv: list[str], known: Collection[str]) -> Arguments
 
 def _is_override(command: Command, word: str, known: Collection[str]) -> bool:
     """Whether a word is key=value. A prompt may contain `=`: there, only a known key or nearly one counts."""
-    key, equals, _ = word.partition("=")
+    key, equals, value = word.partition("=")
     if not equals or not _KEY.fullmatch(key):
         return bool(equals) and command.words != "prompt"
-    if command.words != "prompt" or _bare(key) in known:
+    if command.words != "prompt":
         return True
+    if _bare(key) in known:
+        # "temperature=0.5 is a lot" is a sentence; only a text can hold blanks.
+        return _is_raw(command, _bare(key)) or not re.search(r"\s", value.strip())
     close = nearest(_bare(key), known, cutoff=0.75)
     if close:
         raise UserError(
@@ -94,18 +105,37 @@ def _add_override(command: Command, word: str, seen: dict[str, str], found: Argu
     key, _, value = word.partition("=")
     if not _KEY.fullmatch(key):
         raise UserError(f"{word!r}: {key!r} is no name of a setting; write key=value")
-    if not value and not key.startswith("~"):
+    if key.startswith("~"):
+        raise UserError(_removal(_bare(key)))
+    if not value:
         raise UserError(f"{key}= has no value; write {key}=something, or {key}=null for none")
     bare = _bare(key)
     if bare in seen:
         raise UserError(f"{bare} is given twice: {seen[bare]} and {word}")
     seen[bare] = word
-    raw = bare in command.raw or any(bare.startswith(name) for name in command.raw if name.endswith("."))
+    raw = _is_raw(command, bare) and not (value == "null" and _may_be_null(command, bare))
     found.overrides.append(f"{key}={encode(value)}" if raw else word)
+
+
+def _is_raw(command: Command, key: str) -> bool:
+    return key in command.raw or any(key.startswith(name) for name in command.raw if name.endswith("."))
+
+
+def _may_be_null(command: Command, key: str) -> bool:
+    """Whether the bare word null means none for this raw key; for `runs` or a path it is a name like any other."""
+    known = signature(f"softattn_lm.config.settings.{command.settings}")
+    return known is not None and key in known.parameters and allows_null(known.parameters[key].annotation)
 
 
 def _bare(key: str) -> str:
     return key.lstrip("+~")
+
+
+def _removal(key: str) -> str:
+    """What to type instead of `~key`: each setting goes to something that needs it."""
+    there = choices(config_folder(), key)
+    instead = f"type {key}= and one of {', '.join(there)}" if there else f"type {key}= and another value"
+    return f"~{key} would remove {key}, and every setting is needed; {instead}"
 
 
 def _unknown_flag(command: Command, word: str, known: Collection[str]) -> str:
@@ -120,6 +150,8 @@ def _check_words(command: Command, found: Arguments, known: Collection[str]) -> 
     words = found.words
     if found.help or not words:
         return
+    if command.words == "none" and words[0].startswith("~") and _bare(words[0]) in known:
+        raise UserError(_removal(_bare(words[0])))
     if command.words == "none":
         word = words[0]
         left, _, right = word.partition(".")
@@ -128,7 +160,14 @@ def _check_words(command: Command, found: Arguments, known: Collection[str]) -> 
         close = nearest(word, known)
         hint = f"did you mean {close}=...?" if close else "settings are written key=value, see --help"
         raise UserError(f"{command.name} takes no plain word, but {word!r} came; {hint}")
-    if command.words == "prompt" and len(words) > 2:
-        raise UserError(
-            f"{command.name} takes a prompt and a run, but {len(words)} words came; put the prompt in quotes"
-        )
+    n_words = len(words) + (found.prompt is not None)
+    if command.words == "prompt" and n_words > 2:
+        raise UserError(f"{command.name} takes a prompt and a run, but {n_words} words came; put the prompt in quotes")
+
+
+def _check_no_settings(command: Command, words: list[str], known: Collection[str]) -> None:
+    """`sample -- "seed=3" my-run runs=elsewhere`: what follows the prompt can only be a run."""
+    for word in words:
+        key, equals, _ = word.partition("=")
+        if equals and _bare(key) in known:
+            raise UserError(f"everything after -- is words, so {word} would be no setting; put {word} before --")

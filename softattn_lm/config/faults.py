@@ -8,7 +8,7 @@ from typing import Any
 
 from softattn_lm.config.nearest import meant, nearest
 from softattn_lm.config.raw import decode
-from softattn_lm.config.tree import choices, command_groups
+from softattn_lm.config.tree import choices, command_groups, commented_keys
 from softattn_lm.errors import UserError
 
 
@@ -44,7 +44,7 @@ def explain(error: Exception, command: str, overrides: Sequence[str], folder: Pa
     parsed = require_readable(command, overrides, folder, sweep=True)
     known = known_keys(command, [word for word, override in parsed if override.key_or_group in groups], folder)
     for word, override in parsed:
-        fault = _unknown_key(word, override, groups, known, folder)
+        fault = _unknown_key(command, word, override, groups, known, folder)
         if fault:
             return fault
     return UserError(one_line(decode(str(error))))
@@ -112,7 +112,7 @@ def _wrong_choice(word: str, override: Any, groups: Sequence[str], folder: Path)
 
 
 def _unknown_key(
-    word: str, override: Any, groups: Sequence[str], known: Sequence[str], folder: Path
+    command: str, word: str, override: Any, groups: Sequence[str], known: Sequence[str], folder: Path
 ) -> UserError | None:
     """`lr=1,2` without -m, `model.size=small`, `attention.sdpa=true`, `model/siz=small`, `attentoin=sdpa`."""
     key = override.key_or_group
@@ -135,4 +135,16 @@ def _unknown_key(
     if close is None and (folder / key.partition(".")[0]).is_dir():
         inside = [name for name in known if name.startswith(key.partition(".")[0] + ".")]
         return UserError(f"unknown setting {key}; there are {', '.join(inside)}")
-    return UserError(f"unknown setting {key}{f'; did you mean {close}?' if close else '; see --help for the settings'}")
+    if close:
+        return UserError(f"unknown setting {key}; did you mean {close}?")
+    own = ", ".join(dict.fromkeys(name.partition(".")[0].partition("/")[0] for name in candidates))
+    return UserError(f"unknown setting {key}{_of_another_command(command, key, folder)}; {command} has {own}")
+
+
+def _of_another_command(command: str, key: str, folder: Path) -> str:
+    """`prepare_data stepz=4`: steps is a setting of train."""
+    for file in sorted(folder.glob("*.yaml")):
+        close = nearest(key, [name for name, _, _ in commented_keys(file)], cutoff=0.75)
+        if close and file.stem != command:
+            return f"; {close} is a setting of {file.stem}"
+    return ""

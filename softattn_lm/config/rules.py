@@ -1,65 +1,135 @@
-"""Rules between settings that no single annotation can state. Plain arithmetic on the config; no torch."""
+"""Rules that no single annotation can state: ranges, sums, files that must be there. Plain arithmetic; no torch.
+
+The constructors have the same ranges, for those who build without a command line; here they are answered before torch
+is imported.
+"""
 
 from __future__ import annotations
 
+import glob
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from softattn_lm.errors import UserError
 
 BUDGETS = ("steps", "tokens", "epochs")
 
-_AT_LEAST = {
-    "seed": 0,
-    "steps": 1,
-    "tokens": 1,
-    "batch_size": 1,
-    "model.context": 1,
-    "model.n_layer": 0,
-    "model.n_head": 1,
-    "model.n_kv_head": 1,
-    "model.head_dim": 1,
-    "model.d_model": 1,
-    "model.mlp_width": 1,
-    "mask.window": 1,
-    "training.accumulate": 1,
-    "training.val_every": 1,
-    "training.log_every": 1,
-    "training.sample_every": 0,
-    "training.save_every": 0,
-    "training.num_workers": 0,
-    "trainer.num_nodes": 1,
-    "max_new_tokens": 1,
-    "temperature": 0,
-    "top_k": 1,
-    "n": 1,
+Rule = tuple[str, Callable[[Any], bool]]  # what the value must be, and whether it is
+
+
+def _from(least: int) -> Rule:
+    return f"at least {least}", lambda value: value >= least
+
+
+# Comparisons with nan are false, so nan breaks each of these.
+_SOME: Rule = ("at least 0 and finite", lambda value: 0 <= value < math.inf)
+_ABOVE_ZERO: Rule = ("above 0", lambda value: value > 0)
+_POSITIVE: Rule = ("above 0 and finite", lambda value: 0 < value < math.inf)
+_FINITE: Rule = ("a finite number", math.isfinite)
+_FRACTION: Rule = ("between 0 and 1", lambda value: 0 <= value <= 1)
+_BELOW_ONE: Rule = ("at least 0 and below 1", lambda value: 0 <= value < 1)
+_SHARE: Rule = ("above 0 and at most 1", lambda value: 0 < value <= 1)
+
+_RULES: dict[str, Rule] = {
+    **dict.fromkeys(("seed", "model.n_layer", "mask.sinks", "training.sample_every"), _from(0)),
+    **dict.fromkeys(("training.save_every", "training.num_workers"), _from(0)),
+    **dict.fromkeys(("steps", "tokens", "batch_size", "max_new_tokens", "top_k", "n"), _from(1)),
+    **dict.fromkeys(("model.context", "model.n_head", "model.n_kv_head", "model.head_dim", "model.d_model"), _from(1)),
+    **dict.fromkeys(("model.mlp_width", "mask.window", "projections.rank", "attention.top"), _from(1)),
+    **dict.fromkeys(("attention.query_block", "attention.key_block", "trainer.num_nodes"), _from(1)),
+    **dict.fromkeys(("training.accumulate", "training.val_every", "training.log_every"), _from(1)),
+    "training.keep_steps": (
+        "whole numbers from 1 on, or log",
+        lambda value: value == "log" or all(step >= 1 for step in value),
+    ),
+    "tokenizer.vocab_size": ("at least 256, for every byte is a token", lambda value: value >= 256),
+    **dict.fromkeys(("lr", "optimizer.lr", "epochs", "position.base"), _POSITIVE),
+    **dict.fromkeys(("training.clip", "model.final_cap", "attention.soft_cap"), _ABOVE_ZERO),
+    **dict.fromkeys(("scale.value", "scale.initial"), _FINITE),
+    # model.dropout comes first: it feeds attention.dropout, and the one that was typed is named.
+    **dict.fromkeys(("model.dropout", "attention.dropout", "data.val_fraction", "data.test_fraction"), _BELOW_ONE),
+    **dict.fromkeys(("optimizer.beta1", "optimizer.beta2", "optimizer.momentum"), _BELOW_ONE),
+    **dict.fromkeys(("optimizer.weight_decay", "optimizer.adam_weight_decay", "optimizer.eps"), _SOME),
+    **dict.fromkeys(("optimizer.embedding", "optimizer.head", "optimizer.vector"), _SOME),
+    **dict.fromkeys(("temperature", "schedule.warmup"), _SOME),
+    **dict.fromkeys(("schedule.final_fraction", "schedule.decay"), _FRACTION),
+    **dict.fromkeys(("top_p", "min_p", "position.fraction"), _SHARE),
 }
-_ABOVE_ZERO = ("lr", "epochs", "training.clip", "model.final_cap")
-_FRACTIONS = {"top_p": 1.0, "min_p": 1.0, "model.dropout": 1.0}  # 0 ... largest
 
 
 def check_rules(cfg: dict[str, Any]) -> None:
     """Raises UserError for the first rule that the config breaks."""
-    _ranges(cfg)
+    for key, (says, holds) in _RULES.items():
+        for typed, value in _values(cfg, key):
+            if value is not None and not holds(value):
+                raise UserError(f"{typed}={value}: {typed} must be {says}")
     if "steps" in cfg:
         _budget(cfg)
         _batch(cfg)
     if isinstance(cfg.get("model"), dict):
         _heads(cfg["model"])
+    for typed, sinks in _values(cfg, "mask.sinks"):
+        window = typed.removesuffix("sinks") + "window"
+        if sinks and dict(_values(cfg, "mask.window"))[window] is None:
+            raise UserError(f"{typed}={sinks} needs a window to stand outside of; type {window}=64")
+    if isinstance(cfg.get("data"), dict):
+        _splits(cfg["data"])
+    _files(cfg)
 
 
-def _ranges(cfg: dict[str, Any]) -> None:
-    for key, least in _AT_LEAST.items():
-        value = _get(cfg, key)
-        if value is not None and value < least:
-            raise UserError(f"{key} must be at least {least}, but {value} came")
-    for key in _ABOVE_ZERO:
-        value = _get(cfg, key)
-        if value is not None and not value > 0:
-            raise UserError(f"{key} must be above 0, but {value} came")
-    for key, most in _FRACTIONS.items():
-        value = _get(cfg, key)
-        if value is not None and not 0 <= value <= most:
-            raise UserError(f"{key} must be between 0 and {most:g}, but {value} came")
+def _values(cfg: dict[str, Any], key: str) -> Iterator[tuple[str, Any]]:
+    """(key as it is typed, value) of a dotted key; of a pattern over layers once per layer."""
+    path, _, last = key.rpartition(".")
+    node = cfg.get(path) if path else cfg
+    if not isinstance(node, dict):
+        return
+    for choice, layer in zip(node.get("pattern", []), node.get("layers", []), strict=False):
+        yield f"{path}.options.{choice}.{last}", layer.get(last)
+    yield key, node.get(last)
+
+
+def _splits(data: dict[str, Any]) -> None:
+    val, test = data.get("val_fraction") or 0.0, data.get("test_fraction") or 0.0
+    if val + test >= 1:
+        raise UserError(
+            f"data.val_fraction={val} and data.test_fraction={test} leave nothing to train on; together they must stay "
+            "below 1"
+        )
+
+
+def _files(cfg: dict[str, Any]) -> None:
+    """Files that the config names. A hub name is no path, and is looked up when it is needed."""
+    data, tokenizer = cfg.get("data") or {}, cfg.get("tokenizer") or {}
+    if "path" in data:
+        require_there("data.path", data["path"])
+    for name, path in (data.get("validation_sets") or {}).items():
+        if isinstance(path, str):
+            require_there(f"data.validation_sets.{name}", path)
+    for setting, name, kind in (
+        ("tokenizer.path", tokenizer.get("path"), "file; give a tokenizer.json, its folder, or a hub name"),
+        ("data.name", data.get("name"), "folder; give a folder, or a hub name"),
+    ):
+        local = name is not None and (name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".json"))
+        if local and not _exists(name):
+            raise UserError(f"{setting}={name}: no such {kind}")
+
+
+def require_there(setting: str, path: str) -> None:
+    """Raises UserError for a path that is not there. What a glob finds is seen when it is read."""
+    if not glob.has_magic(path) and not _exists(path):
+        # It looks for the nearest name; it brings numpy and tokenizers along, so it is imported for a fault only.
+        from softattn_lm.data.paths import find_files
+
+        find_files(path, setting)
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).expanduser().exists()
+    except (OSError, RuntimeError, ValueError):  # too long, no such home, a NUL inside
+        return False
 
 
 def _budget(cfg: dict[str, Any]) -> None:
@@ -71,8 +141,8 @@ def _budget(cfg: dict[str, Any]) -> None:
 
 
 def _batch(cfg: dict[str, Any]) -> None:
-    accumulate = _get(cfg, "training.accumulate") or 1
-    devices, hosts = _get(cfg, "trainer.devices"), _get(cfg, "trainer.num_nodes") or 1
+    accumulate = cfg["training"]["accumulate"]
+    devices, hosts = cfg["trainer"]["devices"], cfg["trainer"]["num_nodes"]
     ranks = devices * hosts if isinstance(devices, int) and devices > 0 else hosts
     if isinstance(devices, int) and devices < 1:
         raise UserError(f"trainer.devices must be at least 1, or auto for all, but {devices} came")
@@ -111,12 +181,3 @@ def _heads(model: dict[str, Any]) -> None:
                 f"position=rotary turns pairs of components, but {turned} of a head's {width} would turn; "
                 "type an even model.head_dim, or another position"
             )
-
-
-def _get(cfg: dict[str, Any], dotted: str) -> Any:
-    value: Any = cfg
-    for part in dotted.split("."):
-        if not isinstance(value, dict):
-            return None
-        value = value.get(part)
-    return value

@@ -26,6 +26,10 @@ def fit(value: Any, annotation: ast.expr | None) -> Any:
     raise Mismatch
 
 
+def allows_null(annotation: ast.expr | None) -> bool:
+    return any(isinstance(part, ast.Constant) and part.value is None for part in _parts(annotation))
+
+
 def allowed(annotation: ast.expr | None) -> str:
     """What the annotation allows, for a person: "a whole number or null", "one of layer, rms"."""
     texts = [_describe(part) for part in _parts(annotation)]
