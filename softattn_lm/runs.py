@@ -66,13 +66,13 @@ def new_run(root: str | Path, name: str | None, config: dict[str, Any]) -> Path:
 
     Without a name the folder is called after the time and six random hex digits. The folder is made exclusively: of two
     runs that ask for the same name at the same moment one gets it. Raises UserError for a name that is taken or no
-    name.
+    name. Only a job that a sweep has written down has a name of two parts, <sweep>/<job>.
     """
-    root = Path(root).expanduser()
+    root = runs_folder(root)
     root.mkdir(parents=True, exist_ok=True)
     if name is not None:
-        folder = root.joinpath(*(_valid_name(part) for part in name.split("/", 1)))  # a sweep's runs: <sweep>/<job>
-        folder.parent.mkdir(exist_ok=True)
+        parts = name.split("/", 1) if _is_job(root / name) else [name]
+        folder = root.joinpath(*map(valid_name, parts))
         try:
             folder.mkdir()
         except FileExistsError:
@@ -92,7 +92,42 @@ def new_run(root: str | Path, name: str | None, config: dict[str, Any]) -> Path:
     return folder
 
 
-def _valid_name(name: str) -> str:
+def runs_folder(text: str | Path) -> Path:
+    """The folder that runs=`text` means. One that is called so wins over ~ as a home, which a ~name without one is
+    not."""
+    return Path(text if os.path.exists(text) else os.path.expanduser(text))
+
+
+def run_name(folder: Path, root: str | Path = "runs") -> str:
+    """What a person types for this run where runs=`root`: its path below `root`, <sweep>/<job> for the job of a sweep;
+    outside of it the whole path."""
+    below, above = folder.resolve(), runs_folder(root).resolve()
+    return below.relative_to(above).as_posix() if below.is_relative_to(above) else str(folder)
+
+
+def discard_unbegun(folder: Path) -> None:
+    """Remove the folder of a new run that was refused before its first step: it holds nothing, and its name is free.
+
+    The folder of a sweep's job stays, and says why that job failed.
+    """
+    files = list(folder.iterdir())
+    if not _is_job(folder) and all(_says_nothing(file) for file in files):
+        for file in files:
+            file.unlink()
+        folder.rmdir()
+
+
+def _says_nothing(file: Path) -> bool:
+    if file.name in ("metrics.jsonl", "metrics.csv"):
+        return not file.read_text(encoding="utf-8").strip()
+    return file.name in ("config.yaml", "versions.json", "status.json")
+
+
+def _is_job(folder: Path) -> bool:
+    return (folder.parent / "jobs" / f"{folder.name}.yaml").is_file()
+
+
+def valid_name(name: str) -> str:
     """A folder name that needs no quoting anywhere. `=` would read as an override on the command line."""
     bad = sorted({c for c in name if not (c.isalnum() or c in "._-")})
     if not name or bad or name.startswith((".", "-")) or name == "cache":
@@ -105,35 +140,44 @@ def _valid_name(name: str) -> str:
 
 def find_run(text: str | None, root: str | Path) -> Path:
     """The run a person means: a path, a name below `root`, or the beginning of exactly one name. None is the newest
-    run.
+    run that has a checkpoint.
 
     Raises UserError with the nearest name when there is no such run, or with the candidates when there are several.
+    Names in it are paths below `root`, as the jobs of two sweeps may be called alike.
     """
-    root = Path(root).expanduser()
+    root = runs_folder(root)
     folders = sorted(p.parent for glob in ("*/config.yaml", "*/*/config.yaml") for p in root.glob(glob))
+    trained = [folder for folder in folders if (folder / "checkpoints" / "last.ckpt").is_file()]
+    newest = max(trained or folders, key=lambda f: ((f / "config.yaml").stat().st_mtime_ns, f.name), default=None)
     if text is None:
-        if not folders:
+        if newest is None:
             raise UserError(f"there is no run below {root} yet; train one with: python scripts/train.py")
-        return max(folders, key=lambda folder: ((folder / "config.yaml").stat().st_mtime_ns, folder.name))
-    given = Path(text).expanduser()
-    for folder in (given, root / text):
+        if not trained:
+            raise UserError(
+                f"no run below {root} has saved a checkpoint yet; the newest is {run_name(newest, root)}, "
+                "and resume= continues it"
+            )
+        return newest
+    given = Path(os.path.expanduser(text))
+    for folder in (Path(text), given, root / text):
         if (folder / "config.yaml").is_file():
             return folder
     if given.suffix == ".ckpt" and given.is_file():
         raise UserError(f"{text} is a checkpoint; type the run's folder: {given.parent.parent}")
-    beginning = [folder for folder in folders if text and folder.name.startswith(text)]
+    names = {folder: run_name(folder, root) for folder in folders}
+    beginning = [folder for folder in folders if text and (folder.name.startswith(text))]
+    beginning = beginning or [folder for folder in folders if text and names[folder].startswith(text)]
     if len(beginning) == 1:
         return beginning[0]
     if beginning:
-        names = ", ".join(folder.name for folder in beginning[:6])
-        raise UserError(f"run {text!r} could be any of {len(beginning)}: {names}; type more of the name")
-    near = difflib.get_close_matches(text, [folder.name for folder in folders], n=1, cutoff=0.4)
+        some = ", ".join(names[folder] for folder in beginning[:6])
+        raise UserError(f"run {text!r} could be any of {len(beginning)}: {some}; type more of the name")
+    spelt = {folder.name: name for folder, name in names.items()} | {name: name for name in names.values()}
+    near = difflib.get_close_matches(text, spelt, n=1, cutoff=0.4)
     if near:
-        hint = f"did you mean {near[0]}?"
+        hint = f"did you mean {spelt[near[0]]}?"
     else:
-        hint = (
-            f"the newest is {find_run(None, root).name}" if folders else "there are none yet: python scripts/train.py"
-        )
+        hint = f"the newest is {names[newest]}" if newest is not None else "there are none yet: python scripts/train.py"
     raise UserError(f"no run {text!r} below {root}; {hint}")
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 from pathlib import Path
 
 GUARD = Path(__file__).parent / "loopback_only"
@@ -20,5 +21,7 @@ def pytest_configure() -> None:
     os.environ |= {"no_proxy": "127.0.0.1,localhost,::1", "NO_PROXY": "127.0.0.1,localhost,::1"}
     for name in ("WANDB_API_KEY", "HF_TOKEN"):
         os.environ.pop(name, None)
+    # A suite started in the background ignores Ctrl-C, and so would every process that a test starts and interrupts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Read when torch is imported. Tensors here are tiny, and several workers share the cores: threads would only wait.
     os.environ["OMP_NUM_THREADS"] = "1"

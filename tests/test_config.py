@@ -39,7 +39,7 @@ def sorted_words(command: str, *argv: str) -> Arguments:
 
 # What a choice needs besides itself.
 NEEDS = {
-    "data=text_file": ["data.path=x.txt"],
+    "data=text_file": [f"data.path={encode(__file__)}"],
     "data=hub": ["data.name=x"],
     "tokenizer=pretrained": ["tokenizer.path=x"],
     "mask=sliding": ["mask.window=8"],
@@ -102,6 +102,7 @@ WRONG = {
     ("lr=fast",): "lr=fast: lr must be a number",
     ("lr=null",): "lr=null: lr must be a number",
     ("lr=-1",): "lr must be above 0",
+    ("trainer=null",): "no such choice; trainer is one of auto, cpu",
     ("lr=${nope}",): "nope",
     ("batch_size=0",): "batch_size must be at least 1",
     ("training.compile=no",): "training.compile=no: type training.compile=false",
@@ -131,6 +132,59 @@ WRONG = {
 def test_a_wrong_override_is_answered_by_one_line_that_says_what_to_type(overrides: tuple[str, ...]) -> None:
     said = refusal(*overrides)
     assert WRONG[overrides] in said and "\n" not in said
+
+
+OUT_OF_RANGE = {
+    ("model.dropout=1",): "model.dropout=1.0: model.dropout must be at least 0 and below 1",
+    ("attention.dropout=-0.5",): "attention.dropout=-0.5: attention.dropout must be at least 0 and below 1",
+    ("data.val_fraction=1.5",): "data.val_fraction must be at least 0 and below 1",
+    ("data.val_fraction=0.5", "data.test_fraction=0.5"): "leave nothing to train on",
+    ("tokenizer=bpe", "tokenizer.vocab_size=100"): "tokenizer.vocab_size must be at least 256",
+    ("optimizer.beta1=1.5",): "optimizer.beta1 must be at least 0 and below 1",
+    ("optimizer.weight_decay=-1",): "optimizer.weight_decay must be at least 0",
+    ("lr=inf",): "lr=inf: lr must be above 0 and finite",
+    ("lr=nan",): "lr=nan: lr must be above 0 and finite",
+    ("lr=0",): "lr must be above 0",
+    ("optimizer.lr=-1",): "optimizer.lr must be above 0",
+    ("position=rotary", "position.base=0"): "position.base must be above 0",
+    ("scale=constant", "scale.value=inf"): "scale.value must be a finite number",
+    ("mask=sliding", "mask.window=0"): "mask.window must be at least 1",
+    ("mask.sinks=2",): "mask.sinks=2 needs a window to stand outside of; type mask.window=64",
+    ("mask=pattern", "+mask.options.sliding.window=0"): "mask.options.sliding.window must be at least 1",
+    ("seed=-1",): "seed must be at least 0",
+    ("training.val_every=0",): "training.val_every must be at least 1",
+    ("training.save_every=-1",): "training.save_every must be at least 0",
+    ("training.keep_steps=[0]",): "training.keep_steps must be whole numbers from 1 on",
+    ("schedule.warmup=-1",): "schedule.warmup must be at least 0",
+    ("data=text_file", "data.path=no_such_file.txt"): "data.path=no_such_file.txt: no such file or folder",
+    ("+data.validation_sets.diary=nothing.txt",): "data.validation_sets.diary=nothing.txt: no such file",
+    ("data=hub", "data.name=./nothing"): "data.name=./nothing: no such folder",
+    ("tokenizer=pretrained", "tokenizer.path=./none.json"): "tokenizer.path=./none.json: no such file",
+}
+
+
+@pytest.mark.parametrize("overrides", OUT_OF_RANGE, ids=" ".join)
+def test_a_value_out_of_range_is_named_by_the_key_that_was_typed(overrides: tuple[str, ...]) -> None:
+    said = refusal(*overrides)
+    assert OUT_OF_RANGE[overrides] in said and "\n" not in said
+
+
+def test_a_glob_and_a_hub_name_are_left_to_those_who_read_them() -> None:
+    checked("data=text_file", f"data.path={encode('nowhere/*.txt')}")
+    checked("data=hub", "data.name=owner/name", "tokenizer=pretrained", "tokenizer.path=owner/name")
+
+
+def test_values_of_a_mapping_have_its_type() -> None:
+    with pytest.raises(UserError, match=r"model\.dropout=abc: model\.dropout must be a number"):
+        checked("model.dropout=abc", command="check_attention")
+
+
+def test_an_unknown_setting_without_a_near_name_lists_what_there_is_and_who_has_it() -> None:
+    with pytest.raises(UserError) as error:
+        checked("stepz=4", command="prepare_data")
+    assert str(error.value) == (
+        "unknown setting stepz; steps is a setting of train; prepare_data has tokenizer, data, runs"
+    )
 
 
 PROMPTS = [
@@ -165,7 +219,28 @@ def test_a_prompt_arrives_as_typed(prompt: str) -> None:
 def test_a_misspelt_setting_is_no_prompt_and_what_follows_two_dashes_is() -> None:
     with pytest.raises(UserError, match=r"did you mean temperature\?.*put it after --"):
         sorted_words("sample", "temprature=0.5")
-    assert sorted_words("sample", "--", "temprature=0.5", "-m").words == ["temprature=0.5", "-m"]
+    found = sorted_words("sample", "seed=1", "--", "temprature=0.5", "-m")
+    assert (found.prompt, found.words, found.overrides) == ("temprature=0.5", ["-m"], ["seed=1"])
+    assert sorted_words("sample", "my-run", "--", "seed=3").words == ["my-run"]
+    with pytest.raises(UserError, match="put runs=elsewhere before --"):
+        sort(COMMANDS["sample"], ["--", "seed=3", "my-run", "runs=elsewhere"], {"seed", "runs"})
+
+
+def test_a_sentence_that_begins_like_a_setting_is_a_prompt() -> None:
+    sentence = "temperature=0.5 is a lot"
+    assert sorted_words("sample", sentence, "my-run").words == [sentence, "my-run"]
+    assert sorted_words("sample", "file=my notes.txt").overrides == [f"file={encode('my notes.txt')}"]
+    assert sorted_words("sample", "temperature= 0.5").overrides == ["temperature= 0.5"]
+
+
+def test_null_is_none_for_a_raw_key_that_may_be_none_and_a_name_elsewhere() -> None:
+    assert compose("train", sorted_words("train", "name=null", "resume=null").overrides, FOLDER)["name"] is None
+    assert sorted_words("train", "name=nullify").overrides == [f"name={encode('nullify')}"]
+    assert sorted_words("train", "runs=null").overrides == [f"runs={encode('null')}"]
+    for key, offered in (("resume", True), ("model.head_dim", True), ("runs", False), ("data.path", False)):
+        with pytest.raises(UserError, match=f"{key}= has no value") as error:
+            sorted_words("train", f"{key}=")
+        assert (f"{key}=null for none" in str(error.value)) == offered
 
 
 @pytest.mark.parametrize("value", PROMPTS)
@@ -185,6 +260,9 @@ def test_a_path_arrives_as_typed(value: str) -> None:
         (["--steps=1"], "settings are written steps=..."),
         (["data.austen"], "write data=austen"),
         (["a b=1"], "no name of a setting"),
+        (["~model"], "type model= and one of fast, gpt2_style"),
+        (["~model=fast"], "type model= and one of fast, gpt2_style"),
+        (["~steps=1"], "every setting is needed; type steps= and another value"),
     ],
 )
 def test_what_fits_nowhere_is_refused_before_hydra(argv: list[str], said: str) -> None:

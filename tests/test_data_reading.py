@@ -168,6 +168,17 @@ def test_the_tilde_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     assert find_files("~/*.txt") == [file]
 
 
+def test_a_folder_called_like_a_home_wins_and_a_home_of_nobody_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "~tilde").mkdir()
+    write(tmp_path / "~tilde" / "t=1.txt", b"x")
+    assert find_files("~tilde/t=1.txt") == [Path("~tilde/t=1.txt")]
+    with pytest.raises(UserError, match="~nobody-is-called-so/t.txt: no such file or folder"):
+        find_files("~nobody-is-called-so/t.txt")
+
+
 def test_files_come_in_the_order_of_their_names(tmp_path: Path) -> None:
     names = ["b.txt", "a/z.txt", "a.txt", "c.txt.gz"]
     files = [write(tmp_path / name, b"x") for name in names]

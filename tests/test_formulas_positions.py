@@ -130,6 +130,13 @@ def test_an_odd_width_has_no_pairs_of_waves():
         Sinusoidal(d_model=5)
 
 
+@pytest.mark.parametrize("base", [0.0, -1.0, math.inf, math.nan])
+def test_a_base_without_real_powers_is_refused_by_name(base):
+    for make in (lambda: Sinusoidal(d_model=4, base=base), lambda: Rotary(head_dim=4, context=4, base=base)):
+        with pytest.raises(UserError, match=f"position.base={base} "):
+            make()
+
+
 def test_a_learned_table_refuses_to_wrap_around():
     table = Learned(context=4, d_model=2)
     with torch.no_grad():

@@ -83,19 +83,28 @@ def test_one_window_has_no_standard_error():
     assert math.isnan(window_losses(torch.tensor([1.0])).result().standard_error)
 
 
-def test_ranks_that_add_their_sums_get_the_mean_of_the_whole_text():
-    logits, targets = logits_and_targets(10, 4, 7)
+@pytest.mark.parametrize("windows", [10, 41])
+def test_ranks_that_take_batches_in_turn_get_what_one_process_gets(windows):
+    logits, targets = logits_and_targets(windows, 4, 7)
     whole = Likelihood()
     whole.add(logits, targets)
     ranks = [Likelihood(), Likelihood()]
-    ranks[0].add(logits[:5], targets[:5])
-    ranks[1].add(logits[5:], targets[5:])
-    ranks[1].add(torch.zeros(1, 4, 7), torch.full((1, 4), IGNORED))  # out of text, keeping step
-    sent = []
-    ranks[0].result(reduce=lambda values: sent.append(values) or values)
-    result = ranks[1].result(reduce=lambda values: values + sent[0])
+    for batch in range(-(-windows // 6) * 2):  # of three windows, as many for each rank
+        x, y = logits[3 * batch : 3 * batch + 3], targets[3 * batch : 3 * batch + 3]
+        if not len(x):  # out of text, keeping step
+            x, y = torch.zeros(1, 4, 7), torch.full((1, 4), IGNORED)
+        ranks[batch % 2].add(x, y, first=3 * batch)
+    # A reduction needs both: first each says how many windows it has, then what they are worth.
+    counts: list[torch.Tensor] = []
+    for rank in ranks:
+        with pytest.raises(StopIteration):
+            rank.result(reduce=lambda values: next(iter(())) if counts.append(values) is None else values)
+    parts: list[torch.Tensor] = []
+    total = counts[0] + counts[1]
+    ranks[0].result(reduce=lambda values: total if len(values) == 1 else parts.append(values) or values)
+    result = ranks[1].result(reduce=lambda values: total if len(values) == 1 else values + parts[0])
     expected = whole.result()
     assert result.nats_per_token == pytest.approx(expected.nats_per_token, rel=1e-12)
-    assert result.standard_error == pytest.approx(expected.standard_error, rel=1e-9)
-    assert (result.tokens, result.windows) == (40, 10)
+    assert result.standard_error == pytest.approx(expected.standard_error, rel=1e-12)
+    assert (result.tokens, result.windows) == (4 * windows, windows)
     assert result.by_position == pytest.approx(expected.by_position)

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 
 import pytest
 import torch
@@ -210,10 +211,16 @@ def test_a_parameter_without_a_gradient_is_left_alone():
     assert same == [False, True, False, False, True, False, False]
 
 
-@pytest.mark.parametrize("setting", [{"beta1": 1.0}, {"lr": -0.1}, {"weight_decay": -1.0}, {"eps": float("nan")}])
+SETTINGS_OUT_OF_RANGE = [
+    {"beta1": 1.0}, {"lr": -0.1}, {"lr": 0.0}, {"lr": math.inf}, {"lr": math.nan}, {"weight_decay": -1.0},
+    {"weight_decay": math.inf}, {"eps": math.nan},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("setting", SETTINGS_OUT_OF_RANGE)
 def test_a_number_out_of_range_is_named(setting):
     ((name, _),) = setting.items()
-    with pytest.raises(UserError, match=f"optimizer.{name}="):
+    with pytest.raises(UserError, match="^lr=" if name == "lr" else f"^optimizer.{name}="):
         AdamW(make_roles(), **{"lr": 0.1, **setting})
 
 

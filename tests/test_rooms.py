@@ -16,6 +16,7 @@ INSIDE = {
     "attention": {"config"},
     "position": {"config"},
     "model": {"attention", "position", "config"},
+    "contract": {"attention", "position", "model", "config"},
     "tokenizer": set(),
     "data": {"tokenizer", "config"},
     "evaluation": {"model", "tokenizer", "data", "config", "runs"},
@@ -31,6 +32,7 @@ NEVER = {
     "attention": {"lightning", "hydra", "omegaconf", "datasets", "wandb", "tokenizers"},
     "position": {"lightning", "hydra", "omegaconf", "datasets", "wandb", "tokenizers"},
     "model": {"lightning", "hydra", "omegaconf", "datasets", "wandb", "tokenizers"},
+    "contract": {"lightning", "hydra", "omegaconf", "datasets", "wandb", "tokenizers"},
     "tokenizer": {"torch", "lightning", "hydra", "omegaconf"},
     "data": {"hydra", "omegaconf", "wandb"},
     "evaluation": {"lightning", "hydra", "omegaconf", "wandb"},
@@ -42,7 +44,11 @@ NEVER = {
     "cli": {"torch", "lightning"},
 }
 # What a position makes and a kernel reads has one type, which lives with the reader.
-SHARED_TYPES = {"position": {"softattn_lm.attention.bias", "softattn_lm.attention.visibility"}}
+SHARED_TYPES = {
+    "position": {"softattn_lm.attention.bias", "softattn_lm.attention.visibility"},
+    # A class from a user's file is compared with the one; the other, standard library only, finds a person's files.
+    "config": {"softattn_lm.attention.kernel", "softattn_lm.data.paths"},
+}
 WANDB_LOGGER = Path("training/tracking.py")
 # Slow or optional packages: imported inside the function that needs them, in every room.
 INSIDE_FUNCTIONS_ONLY = {"wandb", "datasets", "matplotlib", "transformers", "lm_eval", "pandas", "hydra", "omegaconf"}

@@ -11,12 +11,15 @@ import pytest
 from softattn_lm.errors import UserError
 from softattn_lm.runs import (
     cut_metrics,
+    discard_unbegun,
     find_run,
     new_run,
     read_config,
     read_metrics,
     read_status,
     resumed_config,
+    run_name,
+    runs_folder,
     versions,
     write_status,
 )
@@ -63,15 +66,21 @@ def test_two_runs_never_share_a_folder_even_when_started_at_the_same_moment(tmp_
     assert not any("=" in folder.name for folder in made)
 
 
-@pytest.mark.parametrize("name", ["a=b", "a/b/c", "/a", "a/..", "", "..", "-m", "a b", "cache"])
+@pytest.mark.parametrize("name", ["a=b", "a/b", "a/b/c", "/a", "a/..", "", "..", "-m", "a b", "cache"])
 def test_a_name_that_would_need_quoting_or_leave_the_folder_is_refused(tmp_path, name):
     with pytest.raises(UserError, match="name="):
         new_run(tmp_path, name, CONFIG)
     assert list(tmp_path.iterdir()) == []
 
 
+def trained(folder):
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "last.ckpt").touch()
+    return folder
+
+
 def test_a_run_is_found_by_path_by_name_by_unique_beginning_and_as_the_newest(tmp_path):
-    first, second = new_run(tmp_path, "apple", CONFIG), new_run(tmp_path, "apricot", CONFIG)
+    first, second = (trained(new_run(tmp_path, name, CONFIG)) for name in ("apple", "apricot"))
     os.utime(first / "config.yaml", ns=(2_000_000_000_000_000_000, 2_000_000_000_000_000_000))
     os.utime(second / "config.yaml", ns=(1_000_000_000_000_000_000, 1_000_000_000_000_000_000))
     assert find_run(str(second), tmp_path) == second
@@ -86,10 +95,66 @@ def test_a_run_is_found_by_path_by_name_by_unique_beginning_and_as_the_newest(tm
         find_run(None, tmp_path / "nowhere")
 
 
+def test_the_newest_run_is_one_that_has_a_checkpoint(tmp_path):
+    new_run(tmp_path, "refused", CONFIG)
+    with pytest.raises(UserError, match="no run below .* has saved a checkpoint yet; the newest is refused"):
+        find_run(None, tmp_path)
+    usable = trained(new_run(tmp_path, "usable", CONFIG))
+    later = new_run(tmp_path, "later", CONFIG)
+    os.utime(later / "config.yaml", ns=(2_000_000_000_000_000_000, 2_000_000_000_000_000_000))
+    assert find_run(None, tmp_path) == usable
+    assert find_run("later", tmp_path) == later  # which resume= may continue
+    with pytest.raises(UserError, match="the newest is usable$"):
+        find_run("zzz", tmp_path)
+
+
+def made_by_a_sweep(root, name):
+    sweep, job = name.split("/")
+    (root / sweep / "jobs").mkdir(parents=True, exist_ok=True)
+    (root / sweep / "jobs" / f"{job}.yaml").touch()
+    return new_run(root, name, CONFIG)
+
+
 def test_the_jobs_of_a_sweep_are_runs_one_folder_deeper(tmp_path):
-    folder = new_run(tmp_path, "sweep/job0", CONFIG)
+    folder = trained(made_by_a_sweep(tmp_path, "sweep/job0"))
     assert folder == tmp_path / "sweep" / "job0"
     assert find_run("sweep/job0", tmp_path) == find_run("job0", tmp_path) == find_run(None, tmp_path) == folder
+
+
+def test_jobs_that_are_called_alike_are_told_apart_by_their_sweeps(tmp_path):
+    one, two = (made_by_a_sweep(tmp_path, f"{sweep}/00") for sweep in ("sweep-1", "sweep-2"))
+    with pytest.raises(UserError, match="could be any of 2: sweep-1/00, sweep-2/00"):
+        find_run("00", tmp_path)
+    for folder in (one, two):
+        name = run_name(folder, tmp_path)
+        assert find_run(name, tmp_path) == folder and name.endswith("/00")
+    assert find_run("sweep-2", tmp_path) == two
+    with pytest.raises(UserError, match="did you mean sweep-1/00"):
+        find_run("sweeep-1/0", tmp_path)
+    with pytest.raises(UserError, match="the newest is sweep-[12]/00$"):
+        find_run("zzz", tmp_path)
+    assert run_name(one, tmp_path / "elsewhere") == str(one)
+
+
+def test_a_folder_in_which_nothing_began_is_removed_and_any_other_stays(tmp_path):
+    empty, begun, job = new_run(tmp_path, "a", CONFIG), new_run(tmp_path, "b", CONFIG), made_by_a_sweep(tmp_path, "s/0")
+    for folder in (empty, begun, job):
+        write_status(folder, "failed", step=0, steps=10, error="no")
+        (folder / "metrics.jsonl").write_text("")
+        (folder / "metrics.csv").write_text("\r\n")
+    (begun / "metrics.jsonl").write_text("{}\n")
+    for folder in (empty, begun, job):
+        discard_unbegun(folder)
+    assert [folder.exists() for folder in (empty, begun, job)] == [False, True, True]
+    assert len(list(begun.iterdir())) == len(list(job.iterdir())) == 5
+
+
+def test_a_folder_called_like_a_home_is_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert runs_folder("~/runs") == tmp_path / "home" / "runs"
+    assert new_run("~nobody-is-called-so", "a", CONFIG).resolve() == tmp_path / "~nobody-is-called-so" / "a"
+    assert find_run("~nobody-is-called-so/a", "runs").name == "a"
 
 
 def test_a_folder_that_only_looks_like_a_run_is_no_run(tmp_path):

@@ -53,6 +53,16 @@ def test_a_prompt_that_is_also_a_run_can_be_given_before_the_run(runs):
     assert sort_words(["first", "first"], runs) == ("first", "first")
 
 
+def test_what_stands_behind_two_dashes_is_the_prompt_even_if_a_run_is_called_so(runs):
+    assert sort_words([], runs, "first") == (None, "first")
+    assert sort_words(["second"], runs, "first") == ("second", "first")
+    assert sort_words(["second"], runs, "seed=3") == ("second", "seed=3")
+    with pytest.raises(UserError, match="3 words; put the prompt in quotes"):
+        sort_words(["It was", "second"], runs, "late")
+    with pytest.raises(UserError, match="given twice"):
+        sort_words([], SampleSettings(runs=runs.runs, file="notes.txt"), "late")
+
+
 def test_without_words_the_prompt_is_a_line_break(runs):
     assert sort_words([], runs) == (None, "\n")
 

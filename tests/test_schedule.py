@@ -7,7 +7,15 @@ import math
 import pytest
 
 from softattn_lm.errors import UserError
-from softattn_lm.training.schedule import Constant, Cosine, LinearToZero, WarmupStableDecay, warmup_steps
+from softattn_lm.training.budget import max_steps
+from softattn_lm.training.schedule import (
+    Constant,
+    Cosine,
+    LinearToZero,
+    WarmupStableDecay,
+    unfinished_warmup,
+    warmup_steps,
+)
 
 
 def nanogpt(it: int, learning_rate: float, warmup: int, decay_iters: int, min_lr: float) -> float:
@@ -62,6 +70,7 @@ def test_linear_goes_to_zero_after_the_last_step():
     ("make", "name"),
     [
         (lambda: Cosine(warmup=-1), "warmup"),
+        (lambda: Cosine(warmup=math.nan), "warmup"),
         (lambda: Cosine(final_fraction=1.5), "final_fraction"),
         (lambda: WarmupStableDecay(decay=-0.1), "decay"),
     ],
@@ -75,3 +84,20 @@ def test_a_setting_out_of_range_is_named(make, name):
 @pytest.mark.parametrize("steps", [1, 2, 5, 6])
 def test_a_run_as_short_as_its_warmup_stays_within_bounds(schedule, steps):
     assert all(0.0 < schedule.multiplier(step, steps) <= 1.0 for step in range(steps))
+
+
+@pytest.mark.parametrize("kind", [Constant, Cosine, WarmupStableDecay, LinearToZero])
+def test_a_warmup_that_outlasts_the_run_is_said_with_both_numbers(kind):
+    assert "is 20 steps and the run has 10" in (unfinished_warmup(kind(warmup=20), 10) or "")
+    assert unfinished_warmup(kind(warmup=20), 20) is not None  # update 20 would be the first at the full rate
+    assert unfinished_warmup(kind(warmup=20), 21) is None and unfinished_warmup(kind(warmup=0), 1) is None
+
+
+def test_a_budget_below_one_step_is_refused_with_both_numbers():
+    config = {"batch_size": 12, "model": {"context": 64}}
+    with pytest.raises(UserError, match=r"tokens=5 is 5 tokens, less than one training step of 768 .* tokens=768 or"):
+        max_steps(config | {"tokens": 5}, 10_000)
+    with pytest.raises(UserError, match=r"epochs=0.01 is 100 tokens, .* 768 tokens .* epochs=0.08 or more"):
+        max_steps(config | {"epochs": 0.01}, 10_000)
+    assert max_steps(config | {"tokens": 768}, 10_000) == max_steps(config | {"epochs": 0.0768}, 10_000) == 1
+    assert max_steps(config | {"epochs": 0.08}, 10_000) == 2

@@ -15,7 +15,7 @@ import yaml
 from softattn_lm.commands import COMMANDS, sweep
 from softattn_lm.config.argv import sort
 from softattn_lm.errors import UserError
-from softattn_lm.runs import read_config, read_status, write_config, write_status
+from softattn_lm.runs import find_run, read_config, read_status, write_config, write_status
 
 TRAIN = COMMANDS["train"]
 
@@ -59,7 +59,8 @@ def test_eight_combinations_are_eight_runs_with_configs_of_their_own(
     assert not any("=" in run.name for run in runs)
     assert [read_config(run) for run in runs] == started
     assert {(c["logger"]["group"], c["steps"]) for c in started} == {("s", 3)}
-    assert "3.5000" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "3.5000" in said and find_run(said.split()[-1], tmp_path) == runs[0]
     assert not list(tmp_path.rglob(".hydra"))
 
 
@@ -100,9 +101,12 @@ def test_a_fault_of_every_job_ends_the_sweep_before_it_begins(
     assert said in str(error.value) and not started and not (tmp_path / "runs").exists()
 
 
-def test_paths_survive_a_sweep_as_typed(tmp_path: Path, started: list[dict[str, Any]]) -> None:
+def test_paths_survive_a_sweep_as_typed(
+    tmp_path: Path, started: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
     odd = tmp_path / "it's, a (b) [c] ${d} = ~"
     start("data=text_file", f"data.path={odd}/x, y.txt", "seed=0,1", f"runs={odd}")
+    assert "(b) [c] ${d}" in " ".join(capsys.readouterr().out.split())
     assert {c["data"]["path"] for c in started} == {f"{odd}/x, y.txt"}
     assert len(list(odd.glob("sweep-*/0*/config.yaml"))) == 2
     assert [path.name for path in tmp_path.iterdir()] == [odd.name]
@@ -111,6 +115,8 @@ def test_paths_survive_a_sweep_as_typed(tmp_path: Path, started: list[dict[str, 
 def test_two_sweeps_never_share_a_folder(tmp_path: Path) -> None:
     folders = {sweep._new_folder(tmp_path, None) for _ in range(5)}
     assert len(folders) == 5
+    with pytest.raises(UserError, match="name=a/b contains"):
+        sweep._new_folder(tmp_path, "a/b")
     with pytest.raises(UserError, match="choose another name"):
         sweep._new_folder(tmp_path, next(iter(folders)).name)
 

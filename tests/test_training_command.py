@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -11,9 +12,11 @@ import pytest
 import torch
 
 from softattn_lm.commands import evaluate, train
+from softattn_lm.config.raw import encode
 from softattn_lm.errors import UserError
 from softattn_lm.runs import find_run, read_config, read_metrics, read_status
 from softattn_lm.training.checkpoint import load_run
+from softattn_lm.training.summary import prompt
 from softattn_lm.training.tracking import is_logged_in
 from tests.tiny_run import TINY, losses, text, tiny_config, tiny_train
 
@@ -45,6 +48,7 @@ def test_two_processes_learn_what_one_learns(tmp_path, strategy):
     for row, row_of_two in zip(*validations, strict=True):
         assert row_of_two["tokens"] == row["tokens"] == 599
         assert row_of_two["loss"] == pytest.approx(row["loss"], abs=1e-4)
+        assert row_of_two["loss_se"] == pytest.approx(row["loss_se"], rel=1e-3)
     # Either goes on where the other stopped.
     typed = ["resume=two", "steps=8", "trainer=cpu"]
     train.run(tiny_config(tmp_path, *typed), [], typed)
@@ -73,6 +77,52 @@ def test_a_run_is_continued_with_what_was_typed_and_nothing_else(tmp_path):
         with pytest.raises(UserError, match="cannot change when a run is continued"):
             train.run(tiny_config(tmp_path, *typed), [], typed)
     assert read_config(run) == saved
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("optimizer.beta1=1.5", "optimizer.beta1=1.5"),
+        ("data.val_fraction=0.0001", "nothing to predict"),
+        ("tokens=5", "tokens=5 is 5 tokens"),
+    ],
+)
+def test_a_run_that_is_refused_says_one_line_and_leaves_no_folder(tmp_path, capsys, wrong, said):
+    tiny_train(tmp_path, "name=ok")
+    capsys.readouterr()
+    for typed in ([wrong], [wrong, "name=bad"], [wrong, "logger=csv"]):
+        with pytest.raises(UserError, match=said):
+            train.run(tiny_config(tmp_path, *typed), [], typed)
+    assert capsys.readouterr().out == ""
+    assert sorted(p.name for p in (tmp_path / "runs").iterdir()) == ["cache", "ok"]
+
+
+def test_the_last_words_can_be_pasted_whatever_the_folder_is_called(tmp_path, capsys, monkeypatch):
+    odd = tmp_path / "r F, [x] :b:"
+    cfg = tiny_config(tmp_path, f"runs={encode(str(odd))}", "name=sp")
+    monkeypatch.setattr(train, "FOLDER", "ANOTHER_NAME")
+    train.run(cfg, [], ["name=sp"])
+    shown = capsys.readouterr().out
+    (line,) = [line for line in shown.splitlines() if "resume=" in line]
+    assert shlex.split(line)[-2] == f"resume={odd}/sp"
+    (line,) = [line for line in shown.splitlines() if "softattn sample" in line]
+    written = shlex.split(line)
+    assert written[-1] == f"{odd}/sp" and written[-2] in (tmp_path / "text.txt").read_text()
+    assert f"run {odd}/sp: " in shown
+
+
+@pytest.mark.parametrize(
+    ("opening", "said"),
+    [
+        ("n on the way, she", "on the"),
+        ("ed\n'It's late", "s late"),
+        ("late. Emma", "Emma"),
+        ("abc", "abc"),
+        ("?!", "?"),
+    ],
+)
+def test_a_suggested_prompt_is_made_of_whole_words_of_the_text(opening, said):
+    assert prompt(opening) == said
 
 
 def test_processes_started_from_outside_need_one_name_and_the_first_makes_the_folder(tmp_path, monkeypatch):
@@ -164,7 +214,8 @@ def test_evaluation_refuses_what_it_cannot_measure(tmp_path):
     for changes, said in (
         ({"split": "test"}, "split=test .* is empty"),
         ({"text": "ab", "file": "x"}, "give one of them"),
-        ({"text": "a"}, "nothing to predict"),
+        ({"text": "a"}, "text= has 1 token and needs 2"),
+        ({"text": ""}, "text= has 0 tokens and needs 2"),
         ({"checkpoint": "step-1"}, "there are best, last"),
         ({"device": "tpu"}, "device=tpu"),
     ):

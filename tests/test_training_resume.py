@@ -126,6 +126,29 @@ def test_a_finished_run_says_so_and_does_nothing(tmp_path, capsys):
     assert before == sorted((p, p.stat().st_mtime_ns) for p in run.rglob("*") if p.is_file())
 
 
+def test_a_budget_that_is_used_up_already_is_refused_with_both_numbers(tmp_path):
+    run = tiny_train(tmp_path, "steps=4", "name=full")
+    before = read_status(run), read_config(run)
+    for budget, said in (({"steps": 3}, "steps=3"), ({"tokens": 200}, r"tokens=200 \(2 steps\)")):
+        with pytest.raises(UserError, match=f"^{said} is less than what run .*full has done, 4 steps"):
+            train(resumed_config(read_config(run), budget), run, resume=True, console=Console(quiet=True))
+    assert (read_status(run), read_config(run)) == before
+
+
+def test_samples_past_the_checkpoint_are_written_once(tmp_path, monkeypatch):
+    overrides = ["training.sample_every=1", "training.save_every=2", "training.val_every=100", "steps=5"]
+    whole = tiny_train(tmp_path, *overrides)
+    cfg = tiny_config(tmp_path, *overrides)
+    run = new_run(cfg["runs"], "killed", cfg)
+    heal = die_after(3, monkeypatch)
+    with pytest.raises(Stop):
+        train(cfg, run, console=Console(quiet=True))
+    assert (run / "samples.txt").read_text().count("--- step 3,") == 1
+    heal()
+    train(cfg, run, resume=True, console=Console(quiet=True))
+    assert (run / "samples.txt").read_text() == (whole / "samples.txt").read_text()
+
+
 def test_a_run_whose_text_has_changed_is_not_continued(tmp_path):
     run = tiny_train(tmp_path, "steps=2")
     (tmp_path / "text.txt").write_text("something else entirely, " * 300)

@@ -9,7 +9,7 @@ from typing import Any
 from softattn_lm.config.rules import require_there
 from softattn_lm.config.settings import EvaluateSettings, section
 from softattn_lm.errors import UserError
-from softattn_lm.runs import find_run, write_json
+from softattn_lm.runs import find_run, run_name, runs_folder, write_json
 
 
 def run(cfg: dict[str, Any], words: list[str]) -> None:
@@ -25,7 +25,7 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
     what = results[0]["text"]
     for folder, result in zip(folders, results, strict=True):
         write_json(folder / f"evaluation-{result['kind']}.json", result)
-    _show([folder.name for folder in folders], results, what, settings.by_position)
+    _show([run_name(folder, settings.runs) for folder in folders], results, what, settings.by_position)
 
 
 def _evaluate(folder: Path, settings: EvaluateSettings) -> dict[str, Any]:
@@ -36,6 +36,12 @@ def _evaluate(folder: Path, settings: EvaluateSettings) -> dict[str, Any]:
 
     loaded = load_run(folder, settings.checkpoint, pick_device(settings.device))
     kind, text, tokens, n_bytes, documents = _tokens(loaded, settings)
+    if len(tokens) < 2:
+        said = "text=" if kind == "text" else f"file={text}"
+        raise UserError(
+            f"{said} has {len(tokens)} token{'' if len(tokens) == 1 else 's'} and needs 2: the first is only read, "
+            "and what follows is predicted"
+        )
     found = measure(loaded.model, tokens, n_bytes, settings.batch_size, documents)
     return {
         "kind": kind,
@@ -60,7 +66,7 @@ def _tokens(loaded: Any, settings: EvaluateSettings) -> tuple[str, str, Any, int
     from softattn_lm.config.build import build
     from softattn_lm.data import TextFiles, prepare, prepare_text
 
-    cache = Path(settings.runs).expanduser() / "cache"
+    cache = runs_folder(settings.runs) / "cache"
     if settings.text is not None:
         return "text", "the text given", loaded.tokenizer.encode(settings.text), len(settings.text.encode()), None
     if settings.file is not None:
@@ -86,8 +92,9 @@ def with_error(value: float, error: float) -> str:
 
 
 def _show(names: list[str], results: list[dict[str, Any]], what: str, by_position: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from softattn_lm.training.console import plain_console
 
     table = Table(
         title=f"loss on the {what}" if results[0]["kind"] in ("train", "validation", "test") else f"loss on {what}"
@@ -117,7 +124,7 @@ def _show(names: list[str], results: list[dict[str, Any]], what: str, by_positio
             )
     if len({r["vocab_size"] for r in results}) > 1:
         table.caption = "different tokenizers: compare bits per byte, not nats per token"
-    Console().print(table)
+    plain_console().print(table)
 
 
 def _number(value: float | None) -> str:

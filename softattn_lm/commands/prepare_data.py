@@ -2,7 +2,6 @@
 
 import inspect
 import shlex
-from pathlib import Path
 from typing import Any
 
 from softattn_lm.data.hub import Hub
@@ -10,6 +9,7 @@ from softattn_lm.data.prepare import prepare
 from softattn_lm.data.sources import ShippedText, TextFiles
 from softattn_lm.data.token_files import Prepared
 from softattn_lm.errors import UserError
+from softattn_lm.runs import runs_folder
 from softattn_lm.tokenizer import KINDS
 
 CHOICES: dict[str, dict[type, str]] = {
@@ -27,7 +27,7 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
         )
     from softattn_lm.config.build import build
 
-    cache = Path(cfg["runs"]).expanduser() / "cache"
+    cache = runs_folder(cfg["runs"]) / "cache"
     show(prepare(build(cfg["data"]), cfg["tokenizer"], cache))
     print(f"next: {train_command(cfg)}")
 
@@ -51,8 +51,9 @@ def train_command(cfg: dict[str, Any]) -> str:
 
 def show(prepared: Prepared) -> None:
     """A table with one row per split, on standard output."""
-    from rich.console import Console
     from rich.table import Table
+
+    from softattn_lm.training.console import plain_console
 
     table = Table(title=f"{prepared.source}{', already prepared' if prepared.cached else ''}", title_justify="left")
     table.add_column("split")
@@ -63,7 +64,7 @@ def show(prepared: Prepared) -> None:
         begun_before = split.n_tokens > 0 and 0 not in split.documents[:1]
         numbers = (len(split.documents) + begun_before, split.n_bytes, split.n_characters, split.n_tokens)
         table.add_row(name, *(f"{number:,}" for number in numbers), ratio)
-    console = Console()
+    console = plain_console()
     console.print(table)
     tokenizer = prepared.tokenizer
     dtype = prepared.splits["train"].dtype

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -31,18 +32,30 @@ from softattn_lm.config.faults import require_readable
 from softattn_lm.config.raw import decode, encode
 from softattn_lm.config.tree import config_folder
 from softattn_lm.errors import UserError
-from softattn_lm.runs import State, read_metrics, read_status, write_config, write_json, write_status
+from softattn_lm.runs import (
+    State,
+    read_metrics,
+    read_status,
+    run_name,
+    runs_folder,
+    valid_name,
+    write_config,
+    write_json,
+    write_status,
+)
+from softattn_lm.training.console import plain_console
 
 STOPPED_BY_HAND = {128 + signal.SIGINT, 128 + signal.SIGTERM}
 
 
 def sweep(command: Command, overrides: list[str]) -> None:
     """Runs every combination and prints a table. Raises SystemExit(1) if a job failed, UserError before any starts."""
-    given = {word.partition("=")[0].lstrip("+"): decode(word.partition("=")[2]) for word in overrides}
+    typed = [word for word in overrides if not word.endswith("=null")]
+    given = {word.partition("=")[0].lstrip("+"): decode(word.partition("=")[2]) for word in typed}
     if "resume" in given:
         raise UserError(f"resume={given['resume']}: one run is resumed at a time; leave out -m")
     _require_possible(command, overrides)
-    folder = _new_folder(Path(given.get("runs", "runs")), given.get("name"))
+    folder = _new_folder(runs_folder(given.get("runs", "runs")), given.get("name"))
     task = [word for word in overrides if word.partition("=")[0] not in ("name", "runs")]
     fixed = [word.partition("=")[0].lstrip("+") for word in task if not _is_swept(word)]
     record = {"overrides": [decode(word) for word in task], "fixed": fixed}
@@ -136,7 +149,7 @@ def _require_possible(command: Command, overrides: list[str]) -> None:
 
 
 def _new_folder(root: Path, name: str | None) -> Path:
-    base = name or time.strftime("sweep-%Y-%m-%d_%H-%M-%S")
+    base = time.strftime("sweep-%Y-%m-%d_%H-%M-%S") if name is None else valid_name(name)
     if name and (root / name).exists():
         raise UserError(f"name={name}: {root / name} is there already; choose another name")
     for attempt in range(1, 1000):
@@ -221,12 +234,12 @@ def _validation_loss(run: Path) -> float | None:
 
 def _print_table(folder: Path) -> int:
     """One row a job; returns how many did not finish."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("job", "overrides", "state", "validation loss", title=str(folder))
     n_failed = 0
-    for file in sorted((folder / "jobs").glob("*.yaml")):
+    files = sorted((folder / "jobs").glob("*.yaml"))
+    for file in files:
         run = folder / file.stem
         swept = yaml.safe_load(file.read_text(encoding="utf-8"))["swept"]
         status, loss = read_status(run), _validation_loss(run)
@@ -235,5 +248,9 @@ def _print_table(folder: Path) -> int:
         n_failed += state != "finished"
         reason = f" ({status['error']})" if state == "failed" and status.get("error") else ""
         table.add_row(file.stem.partition("-")[0], " ".join(swept), state + reason, said)
-    Console().print(table)
+    console = plain_console()
+    console.print(table)
+    if files:
+        name = shlex.quote(run_name(folder / files[0].stem, folder.parent))
+        console.print(f"each job is a run; the first is called {name}", soft_wrap=True)
     return n_failed

@@ -11,11 +11,13 @@ from typing import Any
 
 from softattn_lm.errors import UserError
 from softattn_lm.runs import (
+    discard_unbegun,
     find_run,
     is_first_process,
     new_run,
     read_config,
     resumed_config,
+    runs_folder,
     started_from_outside,
 )
 
@@ -36,7 +38,12 @@ def run(cfg: dict[str, Any], words: list[str], overrides: list[str]) -> None:
     # Torch and Lightning are imported only now that the names are known to be right.
     from softattn_lm.training.run import train
 
-    summary = train(cfg, folder, resume)
+    try:
+        summary = train(cfg, folder, resume)
+    except UserError:
+        if not resume and is_first_process():
+            discard_unbegun(folder)
+        raise
     if summary["state"] == "interrupted":
         sys.exit(128 + summary["signal"])
 
@@ -53,7 +60,7 @@ def _folder(cfg: dict[str, Any], overrides: list[str]) -> tuple[Path, dict[str, 
             "a name of its own; type one for all of them, such as name=my-run"
         )
     if not resumes and not is_first_process():
-        folder = _wait_for(Path(cfg["runs"]).expanduser() / cfg["name"])
+        folder = _wait_for(runs_folder(cfg["runs"]) / cfg["name"])
         cfg = read_config(folder)
     elif not resumes:
         folder = new_run(cfg["runs"], cfg["name"], cfg)

@@ -108,7 +108,9 @@ def _add_override(command: Command, word: str, seen: dict[str, str], found: Argu
     if key.startswith("~"):
         raise UserError(_removal(_bare(key)))
     if not value:
-        raise UserError(f"{key}= has no value; write {key}=something, or {key}=null for none")
+        raw = _is_raw(command, _bare(key))
+        nullable = _may_be_null(command, _bare(key)) or ("." in key and not raw)  # constructors are asked later
+        raise UserError(f"{key}= has no value; write {key}=something{f', or {key}=null for none' if nullable else ''}")
     bare = _bare(key)
     if bare in seen:
         raise UserError(f"{bare} is given twice: {seen[bare]} and {word}")

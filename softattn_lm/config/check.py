@@ -9,7 +9,7 @@ from softattn_lm.config.allowed import require_allowed
 from softattn_lm.config.nearest import meant
 from softattn_lm.config.rules import check_rules
 from softattn_lm.config.signature import Parameter, Signature, signature
-from softattn_lm.config.values import Mismatch, allowed, fit, literals, typed_instead
+from softattn_lm.config.values import Mismatch, allowed, fit, item_annotation, literals, typed_instead
 from softattn_lm.errors import UserError
 
 SETTINGS = "softattn_lm.config.settings."
@@ -63,7 +63,10 @@ def check_arguments(path: str, values: dict[str, Any], known: Signature, given: 
         if parameter is None and not known.open and key not in given:
             hint = meant(dotted, names) or f"; there are {', '.join(names) or 'none'}"
             raise UserError(f"unknown setting {dotted}{hint}")
-        if isinstance(value, dict):
+        item = item_annotation(parameter.annotation) if parameter else None
+        if isinstance(value, dict) and item is not None and not any(nodes([*value.values(), value])):
+            checked[key] = {k: _typed(f"{dotted}.{k}", v, Parameter(item, required=False)) for k, v in value.items()}
+        elif isinstance(value, dict):
             checked[key] = check_node(dotted, value)
         elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
             checked[key] = [check_node(f"{dotted}[{i}]", v) if isinstance(v, dict) else v for i, v in enumerate(value)]

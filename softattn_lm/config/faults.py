@@ -8,7 +8,7 @@ from typing import Any
 
 from softattn_lm.config.nearest import meant, nearest
 from softattn_lm.config.raw import decode
-from softattn_lm.config.tree import choices, command_groups, commented_keys
+from softattn_lm.config.tree import choices, command_groups, commented_keys, defaults
 from softattn_lm.errors import UserError
 
 
@@ -32,7 +32,7 @@ def require_readable(
         parsed.append((decode(word), override))
     groups = command_groups(folder, command)
     for word, override in parsed:
-        fault = _wrong_choice(word, override, groups, folder)
+        fault = _wrong_choice(command, word, override, groups, folder)
         if fault:
             raise fault
     return parsed
@@ -97,15 +97,16 @@ def _parse(word: str) -> tuple[UserError | None, Any]:
         return UserError(f"cannot read {decode(word)!r}: {reason}{hint}"), None
 
 
-def _wrong_choice(word: str, override: Any, groups: Sequence[str], folder: Path) -> UserError | None:
-    """`attention=spda`, also among the values of a sweep."""
+def _wrong_choice(command: str, word: str, override: Any, groups: Sequence[str], folder: Path) -> UserError | None:
+    """`attention=spda`, also among the values of a sweep; null for a group from which something must be chosen."""
     key, value = override.key_or_group, decode(word).partition("=")[2]
     if override.is_delete():
         return None
     if key in groups:
         there = choices(folder, key)
+        may_be_null = defaults(folder / f"{command}.yaml").get(key, "needed") is None
         for choice in list(override.sweep_string_iterator()) if override.is_discrete_sweep() else [value.strip("'\"")]:
-            if choice not in there and choice != "null":
+            if choice not in there and not (choice == "null" and may_be_null):
                 hint = f"{key} is one of {', '.join(there)}{meant(choice, there)}"
                 return UserError(f"{key}={choice}: no such choice; {hint}")
     return None

@@ -51,8 +51,8 @@ def command_help(folder: Path, command: Command, overrides: Sequence[str]) -> st
     lines += [f"  {f'{key}={value}':<{width}}  {comment}".rstrip() for key, value, comment in keys]
     lines += _settings_of_choices(cfg, own={key.partition(".")[0] for key, _, _ in keys})
     if command.words == "prompt":
-        lines += ["", "The prompt is taken as typed. A single word that is exactly the name of a run means that run, and"]
-        lines += ["a word that looks like a setting or an option is one; what follows -- is always the prompt."]
+        lines += ["", "The prompt is taken as typed. A single word that is exactly the name of a run means that run,"]
+        lines += ["and what looks like a setting or an option is one. What follows -- is always the prompt."]
     if command.sweeps:
         lines += ["", "-m runs every combination: -m attention=formula,sdpa seed=0,1"]
     return "\n".join(lines)

@@ -6,10 +6,9 @@ is imported.
 
 from __future__ import annotations
 
-import glob
 import math
+import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 from softattn_lm.errors import UserError
@@ -111,25 +110,25 @@ def _files(cfg: dict[str, Any]) -> None:
         ("tokenizer.path", tokenizer.get("path"), "file; give a tokenizer.json, its folder, or a hub name"),
         ("data.name", data.get("name"), "folder; give a folder, or a hub name"),
     ):
-        local = name is not None and (name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".json"))
-        if local and not _exists(name):
+        if name is not None and _is_local(name) and not _exists(name):
             raise UserError(f"{setting}={name}: no such {kind}")
 
 
 def require_there(setting: str, path: str) -> None:
     """Raises UserError for a path that is not there. What a glob finds is seen when it is read."""
-    if not glob.has_magic(path) and not _exists(path):
+    if not set("*?[") & set(path) and not _exists(path):
         # It looks for the nearest name; it brings numpy and tokenizers along, so it is imported for a fault only.
         from softattn_lm.data.paths import find_files
 
         find_files(path, setting)
 
 
+def _is_local(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".json")
+
+
 def _exists(path: str) -> bool:
-    try:
-        return Path(path).expanduser().exists()
-    except (OSError, RuntimeError, ValueError):  # too long, no such home, a NUL inside
-        return False
+    return os.path.exists(path) or os.path.exists(os.path.expanduser(path))
 
 
 def _budget(cfg: dict[str, Any]) -> None:

@@ -30,6 +30,14 @@ def allows_null(annotation: ast.expr | None) -> bool:
     return any(isinstance(part, ast.Constant) and part.value is None for part in _parts(annotation))
 
 
+def item_annotation(annotation: ast.expr | None) -> ast.expr | None:
+    """X of dict[str, X]; None, which allows anything, for any other annotation."""
+    for part in _parts(annotation):
+        if _head(part) == "dict" and isinstance(part, ast.Subscript) and isinstance(part.slice, ast.Tuple):
+            return part.slice.elts[1]
+    return None
+
+
 def allowed(annotation: ast.expr | None) -> str:
     """What the annotation allows, for a person: "a whole number or null", "one of layer, rms"."""
     texts = [_describe(part) for part in _parts(annotation)]

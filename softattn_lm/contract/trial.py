@@ -37,11 +37,15 @@ def try_all(
             yield _tried(known, measures[name], subject)
 
 
+# Every ordinary way in which code on tensors goes wrong.
+FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
+
+
 def _tried(known: Property, measure: Callable[[Any], Iterable[Measure]], subject: Any) -> Verdict:
     with torch.random.fork_rng(devices=[]):
         try:
             return judge(known, measure(subject))
-        except Exception as error:  # noqa: BLE001
+        except FAILURES as error:
             # What is on trial may be anybody's code, and raising is one way to fail.
             frame = traceback.extract_tb(error.__traceback__)[-1]
             said = next(iter(str(error).splitlines()), "")

@@ -6,9 +6,9 @@ A folder is one written by `save_to_disk`, or a data-set repository (parquet, js
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from softattn_lm.data.paths import as_typed
 from softattn_lm.data.reading import field
 from softattn_lm.data.sources import Piece, Source, digest_files
 from softattn_lm.errors import UserError
@@ -64,7 +64,7 @@ class Hub(Source):
         self.name, self.config, self.text_column = name, config, text_column
         self.names = {"text": train_split, "validation": validation_split, "test": test_split}
         self.revision, self.streaming, self.characters = revision, streaming, characters
-        self.folder = Path(name).expanduser() if Path(name).expanduser().is_dir() else None
+        self.folder = as_typed(name) if as_typed(name).is_dir() else None
         if self.folder is None and (name.startswith((".", "/", "~")) or name.count("/") > 1):
             raise UserError(f"data.name={name}: there is no such folder")
 

@@ -133,6 +133,8 @@ class TextDataModule(LightningDataModule):
         extra = [name for name in splits if name not in ("train", "validation", "test")]
         self.validation_names = ["validation"] * (splits["validation"].n_tokens > 0) + extra
         TrainWindows(splits["train"].tokens, context, seed, sampling)  # refuses too short a text before any loader runs
+        for name in self.validation_names:
+            ValidationWindows(splits[name].tokens, context, 1)
 
     def _rank(self) -> tuple[int, int]:
         """(rank, ranks); alone without a trainer."""

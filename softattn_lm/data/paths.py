@@ -2,6 +2,7 @@
 
 import difflib
 import glob
+import os
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -10,21 +11,26 @@ from softattn_lm.data.reading import ROW_SUFFIXES, TEXT_SUFFIXES, holds_rows
 from softattn_lm.errors import UserError
 
 
+def as_typed(path: str) -> Path:
+    """What exists literally wins over ~ as a home folder, and a ~name that is nobody's stays as it is."""
+    return Path(path if os.path.exists(path) else os.path.expanduser(path))
+
+
 def find_files(path: str, setting: str = "data.path") -> list[Path]:
     """The files in the order of their names. Raises UserError if there is none, or texts and rows are mixed.
 
     A folder gives the txt, jsonl, parquet and gz files anywhere below it; a name or a glob may have any ending.
     """
     try:
-        literal = Path(path).expanduser()
+        literal = as_typed(path)
         if literal.is_dir():
             files = in_folder(literal, setting)
         elif literal.exists():
             return [literal]
         else:
             files = sorted(Path(found) for found in glob.glob(str(literal), recursive=True) if Path(found).is_file())
-    except (OSError, RuntimeError) as error:  # RuntimeError: a "~name" whose home is not known
-        raise UserError(f"{setting}={path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    except OSError as error:
+        raise UserError(f"{setting}={path} cannot be read: {error.strerror or error}") from None
     if not files:
         raise UserError(f"{setting}={path}: no such file or folder{nearest(literal)}")
     rows = [file for file in files if holds_rows(file)]

@@ -40,12 +40,12 @@ class Task:
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-        console = Console(stderr=True)
+        console = Console(stderr=True, markup=False, emoji=False)  # a title holds names of files
         if not console.is_terminal:
             console.print(f"{self.title} ..." if self.total is None else f"{self.title}, {self.total / 1e6:.0f} MB ...")
             self.shown = False  # a log file needs one line
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn())
         self.bar = Progress(*columns, console=console, transient=True)
         self.row = self.bar.add_task(self.title, total=self.total, completed=self.done)
         self.bar.start()

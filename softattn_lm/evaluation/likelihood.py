@@ -52,7 +52,7 @@ class LikelihoodResult:
 
 
 class Likelihood:
-    """Adds up batches of whole windows in reading order; `result` may be asked once all are in.
+    """Adds up batches of whole windows; `result` may be asked once all are in.
 
     Sums stay on the device of the logits until then: no batch waits for the one before.
     """
@@ -60,11 +60,17 @@ class Likelihood:
     def __init__(self) -> None:
         self._nats: list[Tensor] = []  # (B,) per batch
         self._counts: list[Tensor] = []
+        self._places: list[Tensor] = []  # of the windows, in reading order
         self._nats_by_position: Tensor | None = None
         self._counts_by_position: Tensor | None = None
 
-    def add(self, logits: Tensor, targets: Tensor) -> None:
-        """logits (B, T, V), targets (B, T) int64 with -100 where nothing is predicted."""
+    def add(self, logits: Tensor, targets: Tensor, first: int | None = None) -> None:
+        """logits (B, T, V), targets (B, T) int64 with -100 where nothing is predicted.
+
+        first: how many windows of the text stand before these; None: those that were added before.
+        """
+        before = sum(len(places) for places in self._places) if first is None else first
+        self._places.append(torch.arange(before, before + len(targets)))
         nats = F.cross_entropy(
             logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="none"
         ).view_as(targets)  # (B, T), 0 where ignored
@@ -82,42 +88,39 @@ class Likelihood:
     def result(
         self, bytes_per_token: float | None = None, reduce: Callable[[Tensor], Tensor] | None = None
     ) -> LikelihoodResult:
-        """`reduce` adds a float64 vector (7 + 2·T,) up over ranks, each of which has seen other windows of the same
-        T.
+        """`reduce` adds a float64 vector up over ranks, each of which has seen other windows of the same text and T.
+
+        The ranks' windows are put together in reading order before the error is computed, so that it does not depend
+        on how many ranks there are.
         """
         assert self._nats_by_position is not None and self._counts_by_position is not None, "no batch was added"
         nats, counts = torch.cat(self._nats).cpu().double(), torch.cat(self._counts).cpu().double()
         # A rank that has run out of text keeps step with the others on windows in which nothing is predicted.
-        nats, counts = nats[counts > 0], counts[counts > 0]
-        windows = len(nats)
-        s, c = _blocks(nats), _blocks(counts)
-        # All that the ratio and its error need is sums, and sums add up over ranks.
-        sums = torch.stack(
-            [
-                torch.tensor(float(windows), dtype=torch.float64),
-                torch.tensor(float(len(s)), dtype=torch.float64),
-                s.sum(),
-                c.sum(),
-                (s * s).sum(),
-                (s * c).sum(),
-                (c * c).sum(),
-            ]
-        )
-        packed = torch.cat([sums, self._nats_by_position.cpu().double(), self._counts_by_position.cpu().double()])
+        real = counts > 0
+        n_windows = real.sum().double()[None]
         if reduce is not None:
-            packed = reduce(packed)
-        n_windows, n_blocks, s1, c1, ss, sc, cc = packed[:7].tolist()
-        by_nats, by_counts = packed[7:].chunk(2)
-        mean = s1 / c1
-        squares = max(0.0, ss - 2.0 * mean * sc + mean * mean * cc)  # Σ (s − m c)²
-        error = math.sqrt(squares * n_blocks / (n_blocks - 1)) / c1 if n_blocks > 1 else math.nan
+            n_windows = reduce(n_windows)
+        windows = round(n_windows.item())
+        per_window = torch.zeros(2, windows, dtype=torch.float64)
+        per_window[:, torch.cat(self._places)[real]] = torch.stack((nats, counts))[:, real]
+        by_position = torch.stack((self._nats_by_position, self._counts_by_position)).cpu().double()
+        packed = torch.cat((per_window.flatten(), by_position.flatten()))
+        if reduce is not None:
+            packed = reduce(packed)  # every window has been seen by one rank and is zero on the others
+        nats, counts = packed[: 2 * windows].view(2, windows)
+        by_nats, by_counts = packed[2 * windows :].view(2, -1)
+        s, c = _blocks(nats), _blocks(counts)
+        total = c.sum().item()
+        mean = s.sum().item() / total
+        squares = (s - mean * c).square().sum().item()
+        error = math.sqrt(squares * len(s) / (len(s) - 1)) / total if len(s) > 1 else math.nan
         seen = by_counts > 0
         return LikelihoodResult(
             nats_per_token=mean,
             standard_error=error,
             bits_per_byte=None if bytes_per_token is None else mean / (bytes_per_token * math.log(2.0)),
-            tokens=round(c1),
-            windows=round(n_windows),
+            tokens=round(total),
+            windows=windows,
             by_position=(by_nats[seen] / by_counts[seen]).tolist(),
         )
 

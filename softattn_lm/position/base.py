@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+from softattn_lm.errors import UserError
 
 if TYPE_CHECKING:
     from softattn_lm.attention.bias import Bias
@@ -33,6 +36,13 @@ class Rotation:
         cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
         turned = [first * cos - second * sin, first * sin + second * cos]
         return torch.cat(turned if 2 * half == x.shape[-1] else [*turned, rest], dim=-1)
+
+
+def checked_base(base: float) -> float:
+    """Of frequencies base^(−2m/R). Raises UserError for one that has no such powers."""
+    if not 0 < base < math.inf:
+        raise UserError(f"position.base={base} must be a finite number above 0; 10000 is usual")
+    return base
 
 
 class Position(nn.Module):

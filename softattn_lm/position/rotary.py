@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from softattn_lm.errors import UserError
-from softattn_lm.position.base import Places, Position, Rotation
+from softattn_lm.position.base import Places, Position, Rotation, checked_base
 
 
 class Rotary(Position):
@@ -27,7 +27,7 @@ class Rotary(Position):
                 f"{rotated}; "
                 "type an even model.head_dim, or position.fraction between 0 and 1 that gives an even count"
             )
-        self.rotated, self.base = rotated, base
+        self.rotated, self.base = rotated, checked_base(base)
         cos, sin = self._angles(torch.arange(context))
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)

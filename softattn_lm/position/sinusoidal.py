@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from softattn_lm.errors import UserError
-from softattn_lm.position.base import Places, Position
+from softattn_lm.position.base import Places, Position, checked_base
 
 
 class Sinusoidal(Position):
@@ -25,7 +25,7 @@ class Sinusoidal(Position):
             raise UserError(
                 f"position=sinusoidal needs pairs of components and model.d_model={d_model} is odd; type an even one"
             )
-        self.d_model, self.base = d_model, base
+        self.d_model, self.base = d_model, checked_base(base)
         self.register_buffer("like", torch.empty(0), persistent=False)  # knows the model's device and dtype
 
     def embed(self, places: Places) -> Tensor:

@@ -12,7 +12,7 @@ def max_steps(config: dict[str, Any], train_tokens: int) -> int:
     """Optimizer steps of the budget in `config`; `train_tokens` is the length of the training split.
 
     tokens: the last step may go over, by less than one batch. epochs: a passage through all training tokens, rounded up
-    likewise. Raises UserError for no budget, for two, and for one that comes to nothing.
+    likewise. Raises UserError for no budget, for two, and for one of less than a step.
     """
     given = {key: config[key] for key in ("steps", "tokens", "epochs") if config.get(key) is not None}
     if len(given) != 1:
@@ -24,10 +24,21 @@ def max_steps(config: dict[str, Any], train_tokens: int) -> int:
     per_step = config["batch_size"] * config["model"]["context"]
     if key == "steps":
         steps = int(value)
-    elif key == "tokens":
-        steps = math.ceil(value / per_step)
-    else:
-        steps = math.ceil(value * train_tokens / per_step)
-    if steps < 1:
-        raise UserError(f"{key}={value} comes to no training step at all; type {key} larger than 0")
-    return steps
+        if steps < 1:
+            raise UserError(f"steps={value} comes to no training step at all; type steps=1 or more")
+        return steps
+    tokens = value if key == "tokens" else value * train_tokens
+    if tokens < per_step:
+        least = per_step if key == "tokens" else f"{math.ceil(100 * per_step / train_tokens) / 100:g}"
+        raise UserError(
+            f"{key}={value} is {tokens:.0f} tokens, less than one training step of {per_step} tokens "
+            f"(batch_size={config['batch_size']} × model.context={config['model']['context']}); "
+            f"type {key}={least} or more"
+        )
+    return math.ceil(tokens / per_step)
+
+
+def said_budget(config: dict[str, Any], steps: int) -> str:
+    """The budget as it was typed, and what it comes to where that is another number."""
+    key = next(key for key in ("steps", "tokens", "epochs") if config.get(key) is not None)
+    return f"steps={steps}" if key == "steps" else f"{key}={config[key]} ({steps} steps)"

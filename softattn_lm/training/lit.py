@@ -55,7 +55,10 @@ def dropout_seed(seed: int, micro_batch: int, rank: int) -> int:
 
 
 class LitGPT(LightningModule):
-    """Trains `model`; `last_step` and `validation` hold the latest results for the callbacks to write down."""
+    """Trains `model`; `last_step` and `validation` hold the latest results for the callbacks to write down.
+
+    `val_batch_size`: windows of a validation batch on each rank, which tells where in the text a batch stands.
+    """
 
     def __init__(
         self,
@@ -69,12 +72,13 @@ class LitGPT(LightningModule):
         validation_sets: list[ValidationSet],
         compiled: bool = False,
         nonfinite: Literal["stop", "skip"] = "stop",
+        val_batch_size: int = 1,
     ) -> None:
         super().__init__()
         self.model = model
         self.make_optimizer, self.schedule = optimizer, schedule
         self.steps, self.accumulate, self.seed, self.nonfinite = steps, accumulate, seed, nonfinite
-        self.validation_sets = validation_sets
+        self.validation_sets, self.val_batch_size = validation_sets, val_batch_size
         self.last_step: StepResult | None = None
         self.validation: dict[str, LikelihoodResult] = {}
         self._window: list[Tensor] = []
@@ -156,7 +160,10 @@ class LitGPT(LightningModule):
 
     def validation_step(self, batch: list[Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         x, y, *documents = batch  # (B, T) each
-        self._likelihoods[dataloader_idx].add(self.model(x, documents=documents[0] if documents else None), y)
+        logits = self.model(x, documents=documents[0] if documents else None)
+        # Ranks take batches of the text in turn, see `ValidationWindows`.
+        first = (batch_idx * self.trainer.world_size + self.global_rank) * self.val_batch_size
+        self._likelihoods[dataloader_idx].add(logits, y, first)
 
     def on_validation_epoch_end(self) -> None:
         self.validation = {

@@ -9,6 +9,7 @@ schedule multiplies all groups alike. AdamW is Loshchilov & Hutter 2019, arXiv:1
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 
 def _checked(roles: Sequence[ParameterRole], numbers: dict[str, float]) -> None:
     """Numbers are a person's, the list of parameters is ours."""
+    if not 0.0 < numbers["lr"] < math.inf:
+        raise UserError(f"lr={numbers['lr']} must be a finite number above 0, such as lr=1e-3")
     for name, value in numbers.items():
-        if not value >= 0.0:
-            raise UserError(f"optimizer.{name}={value} must be 0 or more")
+        if not 0.0 <= value < math.inf:
+            raise UserError(f"optimizer.{name}={value} must be a finite number, 0 or more")
         if value >= 1.0 and name in ("beta1", "beta2", "momentum"):
             raise UserError(f"optimizer.{name}={value} must be below 1; 0.9 is usual")
     seen = {id(role.parameter) for role in roles}

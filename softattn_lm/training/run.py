@@ -12,7 +12,7 @@ from rich.console import Console
 from softattn_lm.config.build import build
 from softattn_lm.config.settings import LoggerSettings, TrainerSettings, TrainingSettings
 from softattn_lm.data import Prepared, prepare
-from softattn_lm.data.module import TextDataModule
+from softattn_lm.data.module import TextDataModule, micro_batch_size
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.likelihood import LikelihoodResult
 from softattn_lm.runs import (
@@ -20,21 +20,25 @@ from softattn_lm.runs import (
     cut_metrics,
     is_first_process,
     read_status,
+    run_name,
+    runs_folder,
     versions,
     write_config,
     write_json,
     write_status,
 )
-from softattn_lm.training.budget import max_steps
+from softattn_lm.training.budget import max_steps, said_budget
 from softattn_lm.training.checkpoint import read_checkpoint
 from softattn_lm.training.checkpoints import Checkpoints
+from softattn_lm.training.console import plain_console
 from softattn_lm.training.describe import describe
 from softattn_lm.training.interrupt import Interrupt, handlers_restored
 from softattn_lm.training.launch import check_device, make_trainer, quiet
 from softattn_lm.training.lit import LitGPT, ValidationSet
 from softattn_lm.training.metrics import Clock, Metrics, write_csv
 from softattn_lm.training.progress import ProgressReport
-from softattn_lm.training.samples import Samples
+from softattn_lm.training.samples import Samples, cut_samples
+from softattn_lm.training.schedule import unfinished_warmup
 from softattn_lm.training.summary import ended, say
 from softattn_lm.training.tracking import finish_loggers, make_loggers
 
@@ -52,7 +56,7 @@ def described(cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def prepared_data(cfg: dict[str, Any]) -> Prepared:
-    return prepare(build(cfg["data"]), cfg["tokenizer"], Path(cfg["runs"]).expanduser() / "cache")
+    return prepare(build(cfg["data"]), cfg["tokenizer"], runs_folder(cfg["runs"]) / "cache")
 
 
 def train(cfg: dict[str, Any], folder: Path, resume: bool = False, console: Console | None = None) -> dict[str, Any]:
@@ -61,7 +65,7 @@ def train(cfg: dict[str, Any], folder: Path, resume: bool = False, console: Cons
 
     A continued run is, bit for bit, the run that was never interrupted. Raises UserError for settings that do not fit.
     """
-    console = Console(highlight=False) if console is None else console
+    console = plain_console() if console is None else console
     first_rank = is_first_process()
     progress = {"step": 0, "steps": 0, "running": 0}
     try:
@@ -86,33 +90,34 @@ def _train(
     check_device(TrainerSettings(**cfg["trainer"]))
     prepared = prepared_data(cfg)
     steps = max_steps(cfg, prepared.splits["train"].n_tokens)
-    last = folder / "checkpoints" / "last.ckpt"
+    last, name = folder / "checkpoints" / "last.ckpt", run_name(folder)
     first_step, seconds = 0, 0.0
     if resume and last.is_file():
         saved = read_checkpoint(last)["softattn"]
         first_step, seconds = saved["step"], saved["seconds"]
         if saved["data"]["fingerprint"] != prepared.fingerprint:
             raise UserError(
-                f"the text of run {folder.name} has changed since it was saved, so it cannot be continued; "
-                "start a new run"
+                f"the text of run {name} has changed since it was saved, so it cannot be continued; start a new run"
             )
     progress |= {"step": first_step, "steps": steps}
-    if first_step >= steps:
+    if first_step > steps:
+        raise UserError(
+            f"{said_budget(cfg, steps)} is less than what run {name} has done, {first_step} steps; give a larger "
+            f"budget, such as steps={2 * first_step}, to go on"
+        )
+    if first_step == steps:
         console.print(
-            f"run {folder.name} is already at step {first_step} of {steps}; give a larger budget, such as "
-            f"steps={2 * first_step}, to go on"
+            f"run {name} is already at step {first_step} of {steps}; give a larger budget, such as "
+            f"steps={2 * first_step}, to go on",
+            soft_wrap=True,
         )
         return {"state": "finished", "step": first_step, "steps": steps, "folder": str(folder), "nothing_to_do": True}
     if resume and not last.is_file() and first_rank:
-        console.print(f"run {folder.name} has saved no checkpoint yet, so it begins again at step 0")
-    if first_rank:
-        cut_metrics(folder, first_step)
-        write_config(folder, cfg)
-        write_status(folder, "running", step=first_step, steps=steps)
-    progress["running"] = 1
+        console.print(f"run {name} has saved no checkpoint yet, so it begins again at step 0", soft_wrap=True)
 
     model = build(cfg["model"], vocab_size=prepared.tokenizer.vocab_size, seed=seed)
     sizes = describe(model, cfg["batch_size"], steps)
+    val_batch_size = max(1, VALIDATION_TOKENS // model.context)
     data = TextDataModule(
         prepared,
         context=model.context,
@@ -124,19 +129,29 @@ def _train(
         num_workers=training.num_workers,
         first_step=first_step,
         documents=model.packs_documents,
-        val_batch_size=max(1, VALIDATION_TOKENS // model.context),
+        val_batch_size=val_batch_size,
     )
+    optimizer, schedule = build(cfg["optimizer"]), build(cfg["schedule"])
+    optimizer(model.parameter_roles())  # Lightning makes the one that is used; this one is for its refusals
     lit = LitGPT(
         model,
-        optimizer=build(cfg["optimizer"]),
-        schedule=build(cfg["schedule"]),
+        optimizer=optimizer,
+        schedule=schedule,
         steps=steps,
         accumulate=training.accumulate,
         seed=seed,
         compiled=training.compile,
         nonfinite=training.nonfinite,
-        validation_sets=[ValidationSet(name, _bytes_per_token(prepared, name)) for name in data.validation_names],
+        validation_sets=[ValidationSet(each, _bytes_per_token(prepared, each)) for each in data.validation_names],
+        val_batch_size=val_batch_size,
     )
+    # Nothing is said or written before everything has been checked that can be.
+    if first_rank:
+        cut_metrics(folder, first_step)
+        cut_samples(folder, first_step)
+        write_config(folder, cfg)
+        write_status(folder, "running", step=first_step, steps=steps)
+    progress["running"] = 1
     clock = Clock(seconds)
     contents = {
         "config": cfg,
@@ -157,8 +172,12 @@ def _train(
             callbacks=callbacks,
             loggers=loggers,
         )
+        micro_batch_size(cfg["batch_size"], trainer.num_devices * trainer.num_nodes, training.accumulate)
         kernels = model.explain_kernels(trainer.strategy.root_device.type)
+        warning = unfinished_warmup(schedule, steps)
         if first_rank:
+            if warning is not None:
+                console.print(warning, soft_wrap=True)
             for line in kernels:
                 console.print(f"attention auto takes {line}", soft_wrap=True)
             console.print(
@@ -176,13 +195,13 @@ def _train(
             "state": "interrupted",
             "step": trainer.global_step,
             "steps": steps,
-            "run": folder.name,
+            "run": name,
             "folder": str(folder),
             "signal": interrupt.interrupted,
         }
         if first_rank:
             write_status(folder, "interrupted", step=trainer.global_step, steps=steps, error=ended(state))
-            console.print(ended(state))
+            console.print(ended(state), soft_wrap=True)
         return state
     assert trainer.global_step == steps, (trainer.global_step, steps)
     spent = clock.seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from softattn_lm.model.generate import generate
+from softattn_lm.runs import replace_text
 from softattn_lm.tokenizer.base import Tokenizer
 from softattn_lm.training.lit import LitGPT
 from softattn_lm.training.metrics import Clock
@@ -18,6 +20,20 @@ from softattn_lm.training.metrics import Clock
 PROMPT_TOKENS = 32
 NEW_TOKENS = 240
 TEMPERATURE = 0.8
+
+
+HEADING = re.compile(r"^--- step (\d+), temperature [\d.]+ ---$", re.MULTILINE)
+
+
+def cut_samples(folder: Path, step: int) -> None:
+    """Drop the samples past `step`, which a continued run is going to write again, as `cut_metrics` does with rows."""
+    path = folder / "samples.txt"
+    if not path.is_file():
+        return
+    text = path.read_text(encoding="utf-8")
+    past = next((found.start() for found in HEADING.finditer(text) if int(found[1]) > step), None)
+    if past is not None:
+        replace_text(path, text[:past])
 
 
 class Samples(Callback):

@@ -32,7 +32,7 @@ def _fraction(name: str, value: float) -> float:
 
 
 def _warmup(value: float) -> float:
-    if value < 0:
+    if not 0 <= value < math.inf:
         raise UserError(
             f"schedule.warmup={value} must be a fraction of the run below 1, or a number of steps from 1 on"
         )
@@ -42,6 +42,19 @@ def _warmup(value: float) -> float:
 def warmup_steps(warmup: float, steps: int) -> int:
     """Updates below the full rate: warmup=0.05 of 2000 steps and warmup=100 are the same 100."""
     return round(warmup * steps) if warmup < 1 else round(warmup)
+
+
+def unfinished_warmup(schedule: Schedule, steps: int) -> str | None:
+    """A line for a run that ends before its warm-up does, and so never trains at the full rate."""
+    if not isinstance(schedule, Constant | Cosine | WarmupStableDecay | LinearToZero):
+        return None
+    warmup = warmup_steps(schedule.warmup, steps)
+    if warmup < steps:
+        return None
+    return (
+        f"warning: schedule.warmup={schedule.warmup:g} is {warmup} steps and the run has {steps}, so it never reaches "
+        "the full learning rate; schedule.warmup=0.05 would be a twentieth of the run"
+    )
 
 
 def _rising(step: int, warmup: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
+from softattn_lm.runs import run_name
 from softattn_lm.training.progress import duration
 
 
@@ -28,12 +31,14 @@ def say(console: Console, summary: dict[str, Any]) -> None:
         ),
     )
     folder = Path(summary["folder"])
-    table.add_row("checkpoints", ", ".join(str(path) for path in sorted((folder / "checkpoints").glob("*.ckpt"))))
-    table.add_row("samples", str(folder / "samples.txt"))
-    table.add_row("", "")
+    kept = ", ".join(str(path) for path in sorted((folder / "checkpoints").glob("*.ckpt")))
+    table.add_row("checkpoints", Text(kept))  # Text: a path may look like markup
+    table.add_row("samples", Text(str(folder / "samples.txt")))
+    heading = Text(f"run {run_name(folder)}")
+    console.print(Panel(table, title=heading, title_align="left", border_style="green", expand=False))
+    # Outside the frame and never folded, so that they can be copied.
     for title, command in next_commands(folder, summary["opening"]):
-        table.add_row(title, command, style="cyan")
-    console.print(Panel(table, title=f"run {folder.name}", title_align="left", border_style="green", expand=False))
+        console.print(Text(f"{title:<15}").append(command, style="cyan"), soft_wrap=True)
 
 
 def likelihood_line(found: dict[str, Any]) -> str:
@@ -52,18 +57,24 @@ def next_commands(folder: Path, opening: str) -> list[tuple[str, str]]:
             return f"python {started.with_name(name)}.py" if started.parent.name == "scripts" else f"softattn {name}"
         return f"softattn {name}"
 
-    # A prompt in this text's own letters, which needs no care with quoting.
-    words = re.findall(r"\w+", opening) or ["a"]
-    run = folder.name if folder.parent.name == "runs" else str(folder)
+    run = run_name(folder)
     return [
-        ("write", f'{command("sample")} "{" ".join(words[:2])}" {run}'),
-        ("measure", f"{command('evaluate')} {run}"),
+        ("write", f"{command('sample')} {shlex.quote(prompt(opening))} {shlex.quote(run)}"),
+        ("measure", f"{command('evaluate')} {shlex.quote(run)}"),
         ("a variant", f"{command('train')} attention=formula scale=none"),
         ("your own text", f"{command('train')} data=text_file data.path=my.txt"),
-        ("more steps", f"{command('train')} resume={run} steps=..."),
+        ("more steps", f"{command('train')} {shlex.quote(f'resume={run}')} steps=..."),
     ]
+
+
+def prompt(opening: str) -> str:
+    """The first one or two whole words of a text that was cut anywhere, in its own characters: others might have no
+    token."""
+    whole = re.search(r"(?<=\s)\w+(?: \w+)?(?=\W)", opening) or re.search(r"\w+", opening)
+    return whole[0] if whole else opening[:1]
 
 
 def ended(state: dict[str, Any]) -> str:
     """What to type after a run that was interrupted."""
-    return f"interrupted at step {state['step']} of {state['steps']}, saved; continue with resume={state['run']}"
+    resume = shlex.quote(f"resume={state['run']}")
+    return f"interrupted at step {state['step']} of {state['steps']}, saved; continue with {resume}"
