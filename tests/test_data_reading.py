@@ -175,7 +175,7 @@ def test_a_folder_called_like_a_home_wins_and_a_home_of_nobody_is_not_there(
     (tmp_path / "~tilde").mkdir()
     write(tmp_path / "~tilde" / "t=1.txt", b"x")
     assert find_files("~tilde/t=1.txt") == [Path("~tilde/t=1.txt")]
-    with pytest.raises(UserError, match="~nobody-is-called-so/t.txt: no such file or folder"):
+    with pytest.raises(UserError, match=r"~nobody-is-called-so/t.txt: no such file or folder"):
         find_files("~nobody-is-called-so/t.txt")
 
 

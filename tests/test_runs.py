@@ -97,14 +97,14 @@ def test_a_run_is_found_by_path_by_name_by_unique_beginning_and_as_the_newest(tm
 
 def test_the_newest_run_is_one_that_has_a_checkpoint(tmp_path):
     new_run(tmp_path, "refused", CONFIG)
-    with pytest.raises(UserError, match="no run below .* has saved a checkpoint yet; the newest is refused"):
+    with pytest.raises(UserError, match=r"no run below .* has saved a checkpoint yet; the newest is refused"):
         find_run(None, tmp_path)
     usable = trained(new_run(tmp_path, "usable", CONFIG))
     later = new_run(tmp_path, "later", CONFIG)
     os.utime(later / "config.yaml", ns=(2_000_000_000_000_000_000, 2_000_000_000_000_000_000))
     assert find_run(None, tmp_path) == usable
     assert find_run("later", tmp_path) == later  # which resume= may continue
-    with pytest.raises(UserError, match="the newest is usable$"):
+    with pytest.raises(UserError, match=r"the newest is usable$"):
         find_run("zzz", tmp_path)
 
 
@@ -129,9 +129,9 @@ def test_jobs_that_are_called_alike_are_told_apart_by_their_sweeps(tmp_path):
         name = run_name(folder, tmp_path)
         assert find_run(name, tmp_path) == folder and name.endswith("/00")
     assert find_run("sweep-2", tmp_path) == two
-    with pytest.raises(UserError, match="did you mean sweep-1/00"):
+    with pytest.raises(UserError, match=r"did you mean sweep-1/00"):
         find_run("sweeep-1/0", tmp_path)
-    with pytest.raises(UserError, match="the newest is sweep-[12]/00$"):
+    with pytest.raises(UserError, match=r"the newest is sweep-[12]/00$"):
         find_run("zzz", tmp_path)
     assert run_name(one, tmp_path / "elsewhere") == str(one)
 

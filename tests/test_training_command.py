@@ -115,7 +115,7 @@ def test_the_last_words_can_be_pasted_whatever_the_folder_is_called(tmp_path, ca
     ("opening", "said"),
     [
         ("n on the way, she", "on the"),
-        ("ed\n'It's late", "s late"),
+        ("ed\n'It's late", "late"),
         ("late. Emma", "Emma"),
         ("abc", "abc"),
         ("?!", "?"),

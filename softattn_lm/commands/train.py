@@ -44,6 +44,8 @@ def run(cfg: dict[str, Any], words: list[str], overrides: list[str]) -> None:
         if not resume and is_first_process():
             discard_unbegun(folder)
         raise
+    finally:
+        os.environ.pop(FOLDER, None)  # the next run of this process has a folder of its own
     if summary["state"] == "interrupted":
         sys.exit(128 + summary["signal"])
 

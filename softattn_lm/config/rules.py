@@ -40,8 +40,8 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("attention.query_block", "attention.key_block", "trainer.num_nodes"), _from(1)),
     **dict.fromkeys(("training.accumulate", "training.val_every", "training.log_every"), _from(1)),
     "training.keep_steps": (
-        "whole numbers from 1 on, or log",
-        lambda value: value == "log" or all(step >= 1 for step in value),
+        "whole numbers from 0 on, or log",
+        lambda value: value == "log" or all(step >= 0 for step in value),
     ),
     "tokenizer.vocab_size": ("at least 256, for every byte is a token", lambda value: value >= 256),
     **dict.fromkeys(("lr", "optimizer.lr", "epochs", "position.base"), _POSITIVE),

@@ -38,7 +38,16 @@ def try_all(
 
 
 # Every ordinary way in which code on tensors goes wrong.
-FAILURES = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, RuntimeError, TypeError, ValueError)
+FAILURES = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NameError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def _tried(known: Property, measure: Callable[[Any], Iterable[Measure]], subject: Any) -> Verdict:

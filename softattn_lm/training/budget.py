@@ -27,7 +27,7 @@ def max_steps(config: dict[str, Any], train_tokens: int) -> int:
         if steps < 1:
             raise UserError(f"steps={value} comes to no training step at all; type steps=1 or more")
         return steps
-    tokens = value if key == "tokens" else value * train_tokens
+    tokens = value if key == "tokens" else round(value * train_tokens, 6)
     if tokens < per_step:
         least = per_step if key == "tokens" else f"{math.ceil(100 * per_step / train_tokens) / 100:g}"
         raise UserError(

@@ -70,8 +70,10 @@ def next_commands(folder: Path, opening: str) -> list[tuple[str, str]]:
 def prompt(opening: str) -> str:
     """The first one or two whole words of a text that was cut anywhere, in its own characters: others might have no
     token."""
-    whole = re.search(r"(?<=\s)\w+(?: \w+)?(?=\W)", opening) or re.search(r"\w+", opening)
-    return whole[0] if whole else opening[:1]
+    for pattern in (r"(?<=\s)\w+(?: \w+)?(?=\W)", r"(?<=\s)\w+", r"\w+"):
+        if found := re.search(pattern, opening):
+            return found[0]
+    return opening[:1]
 
 
 def ended(state: dict[str, Any]) -> str:
