@@ -154,7 +154,7 @@ OUT_OF_RANGE = {
     ("seed=-1",): "seed must be at least 0",
     ("training.val_every=0",): "training.val_every must be at least 1",
     ("training.save_every=-1",): "training.save_every must be at least 0",
-    ("training.keep_steps=[-1]",): "training.keep_steps must be whole numbers from 1 on",
+    ("training.keep_steps=[-1]",): "training.keep_steps must be whole numbers from 0 on",
     ("schedule.warmup=-1",): "schedule.warmup must be at least 0",
     ("data=text_file", "data.path=no_such_file.txt"): "data.path=no_such_file.txt: no such file or folder",
     ("+data.validation_sets.diary=nothing.txt",): "data.validation_sets.diary=nothing.txt: no such file",
