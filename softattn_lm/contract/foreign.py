@@ -17,13 +17,15 @@ from softattn_lm.attention.visibility import Visibility
 from softattn_lm.contract.subject import Subject
 from softattn_lm.errors import UserError
 
+# Beside query, key and value, of torch's scaled_dot_product_attention: what a caller may hand over.
+TORCH_TAKES = frozenset(("attn_mask", "dropout_p", "is_causal", "scale"))
 NO_MASK = "it takes no attn_mask"
 OWN_MASK = "its mask_mod is its mask"
 
 
 def like_sdpa(name: str, function: Callable[..., Any]) -> Subject:
     """A callable with the arguments of torch's scaled_dot_product_attention, or some of them."""
-    takes = inspect.signature(function).parameters
+    takes = arguments_of(function)
     refusals = {} if "attn_mask" in takes else dict.fromkeys(("window", "sinks", "documents", "bias"), NO_MASK)
     if "dropout_p" not in takes:
         refusals["dropout"] = "it takes no dropout_p"
@@ -33,6 +35,22 @@ def like_sdpa(name: str, function: Callable[..., Any]) -> Subject:
 
     untried = {"future_nan_keys_are_not_read": "torch itself adds a mask to scores, and a sum with NaN is NaN"}
     return Subject(name, partial(Foreign, function), untried=untried)
+
+
+def arguments_of(function: Callable[..., Any]) -> frozenset[str]:
+    """The names that it takes: all of torch's with **kwargs, and where Python knows none, as of a builtin."""
+    parameters = parameters_of(function)
+    if parameters is None or any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return TORCH_TAKES
+    return frozenset(parameter.name for parameter in parameters)
+
+
+def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """None for a callable without a signature, such as torch's own functions."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
 
 
 class LikeSDPA(AttentionKernel):
@@ -47,7 +65,7 @@ class LikeSDPA(AttentionKernel):
     def __init__(self, function: Callable[..., Any], dropout: float = 0.0) -> None:
         super().__init__(dropout)
         self.function = function
-        self.takes = set(inspect.signature(function).parameters)
+        self.takes = arguments_of(function)
 
     def weights(
         self,
@@ -116,7 +134,7 @@ def like_flex(name: str, *mods: Callable[..., Any]) -> Subject:
 
     What is given is what is run: a score_mod alone has to hide the future itself. Raises UserError for anything else.
     """
-    by_arity = {len(inspect.signature(mod).parameters): mod for mod in mods}
+    by_arity = {len(parameters_of(mod) or ()): mod for mod in mods}
     if len(by_arity) != len(mods) or not set(by_arity) <= {4, 5}:
         raise UserError(
             f"--like flex {name}: a mask_mod has 4 arguments (b, h, q_idx, kv_idx), a score_mod 5 (score, b, h, q_idx, "

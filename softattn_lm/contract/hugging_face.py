@@ -7,13 +7,14 @@ implementation that has no entry in ALL_MASK_ATTENTION_FUNCTIONS, transformers m
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from softattn_lm.config.custom import blamed
 from softattn_lm.contract.cost import Cost, Step, costs
+from softattn_lm.contract.foreign import parameters_of
 from softattn_lm.contract.hf_properties import MEASURES, HFSubject, gradients_of, logits_of
 from softattn_lm.contract.property import PROPERTIES
 from softattn_lm.errors import UserError
@@ -43,7 +44,9 @@ def like_hf(name: str, found: Any, same_as_eager: bool) -> HFSubject:
     if isinstance(found, PreTrainedModel):
         untried |= _NOT_OURS
         return HFSubject(name, lambda **_: copy.deepcopy(found).eval(), False, same_as_eager, untried)
-    parameters = list(inspect.signature(found).parameters.values()) if callable(found) else []
+    parameters = parameters_of(found) if callable(found) else None
+    if parameters is None:
+        raise _no_subject(name)
     if "query" in [parameter.name for parameter in parameters] or len(parameters) >= 5:
         registered = [key for key, value in ALL_ATTENTION_FUNCTIONS.items() if value is found]
         if not registered:
@@ -51,10 +54,18 @@ def like_hf(name: str, found: Any, same_as_eager: bool) -> HFSubject:
         implementation = registered[0] if registered else NAME
         hint = "" if implementation in ALL_MASK_ATTENTION_FUNCTIONS else NO_MASK
         return HFSubject(name, lambda **config: llama(implementation, **config), True, same_as_eager, untried, hint)
-    if callable(found) and all(p.default is not p.empty for p in parameters):
+    if all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         untried |= _NOT_OURS
+        with blamed(f"--like hf {name}", name):
+            made = _seeded(found)
+        if not isinstance(made, torch.nn.Module):
+            raise UserError(f"--like hf {name}: it makes a {type(made).__name__}, and no model")
         return HFSubject(name, lambda **_: _seeded(found).eval(), False, same_as_eager, untried)
-    raise UserError(
+    raise _no_subject(name)
+
+
+def _no_subject(name: str) -> UserError:
+    return UserError(
         f"--like hf {name}: that is no attention function (module, query, key, value, attention_mask, ...), no model "
         "and no function without arguments that makes one"
     )

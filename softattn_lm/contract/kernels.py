@@ -9,14 +9,15 @@ from torch import Tensor
 from softattn_lm.attention.bias import TensorBias
 from softattn_lm.attention.cache import expand_groups
 from softattn_lm.attention.kernel import AttentionKernel
+from softattn_lm.attention.kernels.formula import SoftmaxKernel
 from softattn_lm.attention.scale import Constant, InverseDim, InverseSqrt, LearnedPerHead, LogLength, Scale
 from softattn_lm.attention.visibility import Visibility
 from softattn_lm.contract.property import Measure, close, difference, differs, holds, not_tried, same_bits
 from softattn_lm.contract.subject import B, D, H, Subject, inputs, visibilities
 
-LENGTHS = (1, 5, 31, 33, 127, 129, 137)
+LENGTHS = (1, 5, 31, 33, 64, 127, 128, 129, 137)
 LONG = 300  # beyond the query block of any kernel, and no multiple of one
-LONGER = 1100  # beyond the key block of any kernel
+LONGER = 1300  # beyond the key block of any kernel
 
 
 def scales() -> list[Scale]:
@@ -47,8 +48,8 @@ def _gradients(kernel: AttentionKernel, qkv: tuple[Tensor, ...], by_weights: boo
 @holds("forward = weights @ v, in values and in gradients, for every mask and at lengths around block sizes")
 def fast_equals_weights(subject: Subject) -> Iterator[Measure]:
     kernel = subject.kernel()
-    for new in LENGTHS:
-        for past in (0, 3):
+    for new, pasts in (*((length, (0, 3)) for length in LENGTHS), (LONG, (0,)), (1, (63, 200, 511))):
+        for past in pasts:
             for mask, visible in visibilities(subject, new, past):
                 given: dict[str, Any] = {"scale": D**-0.5, "visible": visible}
                 fast, slow = (_gradients(kernel, inputs(new, past), by, **given) for by in (False, True))
@@ -67,6 +68,11 @@ def scales_are_honoured(subject: Subject) -> Iterator[Measure]:
             fast, slow = (_gradients(kernel, inputs(new, past), by, **given) for by in (False, True))
             for a, b in zip(fast, slow, strict=True):
                 yield close(a, b, 2e-5, f"{type(scale).__name__}, T={new}, S={past + new}")
+            # Whatever the scale is, it may as well be multiplied into the queries before.
+            q, k, v = inputs(new, past)
+            once = kernel(q * given["scale"], k, v, scale=1.0, visible=visible)
+            where = f"{type(scale).__name__} against queries that are scaled before, T={new}"
+            yield close(fast[0], once.detach(), 2e-5, where)
     if kernel.reads_scores:
         q, k, v = inputs(9)
         small, large = (kernel(q, k, v, scale=s, visible=Visibility(9)) for s in (0.1, 3.0))
@@ -81,7 +87,7 @@ def bias_is_honoured(subject: Subject) -> Iterator[Measure]:
     if refusal:
         yield not_tried(refusal)
         return
-    for new, past in ((7, 0), (7, 2), (1, 8)):
+    for new, past in ((7, 0), (7, 2), (1, 8), (40, 30), (150, 0)):
         values = torch.randn(H, new, past + new, generator=torch.Generator().manual_seed(0))
         q, k, v = inputs(new, past)
         given: dict[str, Any] = {"scale": 0.5, "visible": Visibility(new, past), "bias": TensorBias(values)}
@@ -90,16 +96,17 @@ def bias_is_honoured(subject: Subject) -> Iterator[Measure]:
         # The same as scores that already contain the bias: one more component of q that meets a key's own unit vector.
         wide_q = torch.cat((q * 0.5, values.expand(B, H, new, past + new)), dim=-1)
         wide_k = torch.cat((k, torch.eye(past + new).expand(B, H, past + new, past + new)), dim=-1)
-        if not getattr(kernel, "soft_cap", None):
+        # A cap acts on q kᵀ before the bias is added, so it is the one thing that tells the two apart.
+        if not (isinstance(kernel, SoftmaxKernel) and kernel.soft_cap is not None):
             yield close(
                 a, kernel.weights(wide_q, wide_k, scale=1.0, visible=given["visible"]), 2e-5, f"in scores, T={new}"
             )
 
 
-@holds("hidden keys have weight exactly 0, and rows sum to what the kernel says")
+@holds("hidden keys have weight exactly 0, visible ones their due, and rows sum to what the kernel says")
 def weights_are_proper(subject: Subject) -> Iterator[Measure]:
     kernel = subject.kernel()
-    for new, past in ((9, 0), (9, 4), (1, 6)):
+    for new, past in ((9, 0), (9, 4), (1, 6), (150, 50)):
         for mask, visible in visibilities(subject, new, past):
             q, k, _ = inputs(new, past)
             a = kernel.weights(q, k, scale=0.5, visible=visible)
@@ -114,6 +121,14 @@ def weights_are_proper(subject: Subject) -> Iterator[Measure]:
                 yield close(total[some], torch.ones_like(total[some]), 1e-5, f"sum of a row, {where}")
             elif kernel.rows_sum_to == "at most one":
                 yield Measure((total - 1).clamp_min(0).max().item(), 1e-5, f"sum of a row above 1, {where}")
+            # A row is what it would be if the keys that it may read were all there are.
+            for row in {0, new // 3, new // 2, new - 1}:
+                for b in range(B):
+                    seen = readable[b, 0, row].nonzero()[:, 0]
+                    if len(seen):
+                        q_row, k_seen = q[b : b + 1, :, row : row + 1], k[b : b + 1][:, :, seen]
+                        alone = kernel.weights(q_row, k_seen, scale=0.5, visible=Visibility(1, len(seen) - 1))
+                        yield close(a[b : b + 1, :, row : row + 1][..., seen], alone, 1e-5, f"row {row} alone, {where}")
 
 
 @holds("the future is invisible: later q, k, v leave earlier rows bitwise equal at the same shape")
@@ -190,7 +205,7 @@ def gradients_respect_the_mask(subject: Subject) -> Iterator[Measure]:
 @holds("a prefix gives the same in a shorter tensor")
 def prefix_is_stable(subject: Subject) -> Iterator[Measure]:
     kernel = subject.kernel()
-    for new, kept in ((9, 5), (137, 33), (LONG, 129)):
+    for new, kept in ((9, 5), (137, 33), (LONG, 64), (LONG, 129), (LONG, LONG - 1), (LONGER, LONG)):
         q, k, v = inputs(new)
         full = kernel(q, k, v, scale=D**-0.5, visible=Visibility(new))[:, :, :kept]
         short = kernel(q[:, :, :kept], k[:, :, :kept], v[:, :, :kept], scale=D**-0.5, visible=Visibility(kept))
@@ -249,9 +264,9 @@ def gradients_are_right(subject: Subject) -> Iterator[Measure]:
 @holds("grouped heads equal repeated heads, neighbours sharing a group")
 def grouped_heads_are_repeated(subject: Subject) -> Iterator[Measure]:
     kernel = subject.kernel()
-    for groups in (1, 2):
-        q, k, v = inputs(6, 2, keys=groups)
-        given: dict[str, Any] = {"scale": 0.5, "visible": Visibility(6, 2)}
+    for groups, new, past in ((1, 6, 2), (2, 6, 2), (2, 40, 20), (2, LONG, 0)):
+        q, k, v = inputs(new, past, keys=groups)
+        given: dict[str, Any] = {"scale": 0.5, "visible": Visibility(new, past)}
         # By hand: head h reads group h // (H / G).
         order = [h // (H // groups) for h in range(H)]
         expected = kernel.weights(q, k[:, order], **given) @ v[:, order]
@@ -264,34 +279,14 @@ def grouped_heads_are_repeated(subject: Subject) -> Iterator[Measure]:
 @holds("rows of a batch are independent")
 def batch_rows_are_independent(subject: Subject) -> Iterator[Measure]:
     kernel = subject.kernel()
-    for new in (9, 137):
-        q, k, v = inputs(new)
+    for new, batch in ((9, 2), (9, 5), (137, 3)):
+        q, k, v = inputs(new, batch=batch)
         changed = [x.clone() for x in (q, k, v)]
         for x in changed:
-            x[1] += 3.0
+            x[1:] += 3.0
         given: dict[str, Any] = {"scale": 0.5, "visible": Visibility(new)}
         with torch.no_grad():
             yield same_bits(kernel(*changed, **given)[0], kernel(q, k, v, **given)[0], f"row 0, T={new}")
-
-
-@holds("dropout acts while training and is silent in eval, and is right on average")
-def dropout_is_for_training(subject: Subject) -> Iterator[Measure]:
-    kernel = subject.kernel()
-    refusal = subject.refusal("dropout")
-    if refusal:
-        yield not_tried(refusal)
-        return
-    kernel = subject.kernel(dropout=0.5)
-    q, k, v = inputs(16)
-    given: dict[str, Any] = {"scale": 0.5, "visible": Visibility(16)}
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(0)
-        quiet = kernel.eval()(q, k, v, **given)
-        yield same_bits(quiet, kernel(q, k, v, **given), "two calls in eval")
-        yield close(quiet, kernel.weights(q, k, **given) @ v, 2e-5, "eval against the weights")
-        yield differs(kernel.train()(q, k, v, **given), kernel(q, k, v, **given), "two calls in training are equal")
-        mean = torch.stack([kernel(q, k, v, **given) for _ in range(400)]).mean(0)
-    yield Measure((mean - quiet).abs().mean().item(), 0.08, "mean of 400 draws")
 
 
 @holds("exact in bfloat16 to its own precision")
@@ -308,3 +303,35 @@ def bfloat16_is_close(subject: Subject) -> Iterator[Measure]:
         # Weights that are not normalised make a sum of many values, and its error grows with it.
         allowed = 3e-2 * max(1.0, precise.std().item())
         yield Measure(error, allowed if smooth else torch.inf, f"T={new}, S={past + new}")
+
+
+@holds("the same at other widths of a head: forward = weights @ v, and the future is invisible")
+def widths_do_not_matter(subject: Subject) -> Iterator[Measure]:
+    for width in (3, 16, 64):
+        kernel = subject.kernel(width=width)
+        for new, past in ((64, 0), (7, 20)):
+            q, k, v = inputs(new, past, width=width)
+            given: dict[str, Any] = {"scale": width**-0.5, "visible": Visibility(new, past)}
+            t = new // 2
+            with torch.no_grad():
+                y = kernel(q, k, v, **given)
+                yield close(y, kernel.weights(q, k, **given) @ v, 2e-5, f"D={width}, T={new}, S={past + new}")
+                later = [x + 100.0 * (torch.arange(x.shape[2]) >= x.shape[2] - new + t)[:, None] for x in (q, k, v)]
+                where = f"row before {t}, D={width}, T={new}, S={past + new}"
+                yield same_bits(kernel(*later, **given)[:, :, :t], y[:, :, :t], where)
+
+
+@holds("a call leaves no trace: its inputs are unchanged, and what came before does not matter")
+def calls_leave_no_trace(subject: Subject) -> Iterator[Measure]:
+    kernel = subject.kernel()
+    for new, past in ((9, 0), (64, 0), (1, 20)):
+        qkv = inputs(new, past)
+        kept = [x.clone() for x in qkv]
+        given: dict[str, Any] = {"scale": 0.5, "visible": Visibility(new, past)}
+        with torch.no_grad():
+            first = kernel.eval()(*qkv, **given)
+            for name, x, before in zip("qkv", qkv, kept, strict=True):
+                yield same_bits(x, before, f"{name} was changed, T={new}")
+            other = inputs(new, past, seed=1)
+            kernel.train()(*(3 * x for x in other), **given)
+            yield same_bits(kernel.eval()(*qkv, **given), first, f"after a training step on other text, T={new}")

@@ -33,10 +33,11 @@ class Subject:
     settings: dict[str, Any] = field(default_factory=dict)
     untried: dict[str, str] = field(default_factory=dict)
 
-    def kernel(self, seed: int = 0, **changes: Any) -> AttentionKernel:
-        """A fresh kernel in eval mode, its parameters moved off their start, so that a sink of 0 takes part as well."""
+    def kernel(self, seed: int = 0, width: int = D, **changes: Any) -> AttentionKernel:
+        """A fresh kernel for heads of `width`, in eval mode, its parameters moved off their start, so that a sink of 0
+        takes part as well."""
         assert not isinstance(self.policy, Pattern), "a pattern has a kernel per layer"
-        return _made(self.policy if not changes else partial(self.policy, **changes), seed)
+        return _made(self.policy if not changes else partial(self.policy, **changes), seed, width)
 
     def model(self, **settings: Any) -> DecoderLM:
         """2 layers over 11 symbols, context 16, every parameter moved off its start, in eval mode."""
@@ -84,8 +85,8 @@ class Subject:
         return self.refusal(option) is None
 
 
-def _made(policy: Callable[..., Any], seed: int = 0) -> AttentionKernel:
-    shapes: dict[str, Any] = {"n_head": H, "n_kv_head": H, "head_dim": D, "d_model": H * D, "context": 2048}
+def _made(policy: Callable[..., Any], seed: int = 0, width: int = D) -> AttentionKernel:
+    shapes: dict[str, Any] = {"n_head": H, "n_kv_head": H, "head_dim": width, "d_model": H * width, "context": 2048}
     kernel: AttentionKernel = make(policy, layer=0, bias=False, **shapes)
     return _shake(kernel, seed).eval()
 
@@ -108,12 +109,20 @@ def _shake(module: Any, seed: int) -> Any:
 
 
 def inputs(
-    new: int, past: int = 0, seed: int = 0, dtype: torch.dtype = torch.float32, keys: int = H
+    new: int,
+    past: int = 0,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    keys: int = H,
+    batch: int = B,
+    width: int = D,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q (B, H, T, D), k and v (B, keys, S, D), independent N(0, 1) in float64 and then rounded."""
     generator = torch.Generator().manual_seed(1000 * new + 10 * past + seed)
     shapes = (H, new), (keys, past + new), (keys, past + new)
-    q, k, v = (torch.randn(B, heads, t, D, generator=generator, dtype=torch.float64).to(dtype) for heads, t in shapes)
+    q, k, v = (
+        torch.randn(batch, heads, t, width, generator=generator, dtype=torch.float64).to(dtype) for heads, t in shapes
+    )
     return q, k, v
 
 

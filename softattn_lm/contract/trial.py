@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from softattn_lm.attention.pattern import Pattern
+from softattn_lm.config.custom import FAILURES
 from softattn_lm.contract.property import PROPERTIES, Measure, Property, Verdict, judge, not_tried
 from softattn_lm.contract.subject import Subject
 
@@ -35,19 +36,6 @@ def try_all(
             yield judge(known, [not_tried(untried[name])])
         else:
             yield _tried(known, measures[name], subject)
-
-
-# Every ordinary way in which code on tensors goes wrong.
-FAILURES = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NameError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 def _tried(known: Property, measure: Callable[[Any], Iterable[Measure]], subject: Any) -> Verdict:

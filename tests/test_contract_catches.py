@@ -1,0 +1,158 @@
+"""The contract on trial: kernels that are wrong in one situation only, each refused by the property that says so."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from softattn_lm.attention.kernel import AttentionKernel
+from softattn_lm.attention.kernels.formula import softmax_weights
+from softattn_lm.contract import Subject, run_property
+
+
+class Right(AttentionKernel):
+    """The softmax; the others change one thing."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(dropout)
+
+    def weights(self, q, k, *, scale, visible, bias=None, features=None):
+        return softmax_weights(q, k, scale, visible, bias)
+
+
+class NarrowWindow(Right):
+    def weights(self, q, k, *, visible, **given):
+        if visible.window is not None and visible.window > 1:
+            visible = replace(visible, window=visible.window - 1)
+        return super().weights(q, k, visible=visible, **given)
+
+
+class NoSinks(Right):
+    def weights(self, q, k, *, visible, **given):
+        return super().weights(q, k, visible=replace(visible, sinks=0), **given)
+
+
+class IgnoresDocumentsOfLongTexts(Right):
+    def weights(self, q, k, *, visible, **given):
+        if visible.total > 100:
+            visible = replace(visible, documents=None)
+        return super().weights(q, k, visible=visible, **given)
+
+
+class IgnoresScalesPerHead(Right):
+    def weights(self, q, k, *, scale, **given):
+        return super().weights(q, k, scale=1.0 if isinstance(scale, torch.Tensor) else scale, **given)
+
+
+class IgnoresBiasBehindAnAttribute(Right):
+    soft_cap = 50.0
+
+    def weights(self, q, k, *, bias=None, **given):
+        return super().weights(q, k, bias=None, **given)
+
+
+class DropsValues(Right):
+    def forward(self, q, k, v, **given):
+        return self.weights(q, k, **given) @ F.dropout(v, self.dropout, self.training)
+
+
+class DropsOutputs(Right):
+    def forward(self, q, k, v, **given):
+        return F.dropout(self.weights(q, k, **given) @ v, self.dropout, self.training)
+
+
+class LeaksWithDropout(Right):
+    def forward(self, q, k, v, **given):
+        y = super().forward(q, k, v, **given)
+        return y + 0.05 * v.mean(2, keepdim=True) if self.training and self.dropout else y
+
+
+class DrawsAgainInBackward(Right):
+    def forward(self, q, k, v, **given):
+        y = super().forward(q, k, v, **given)
+        return y.detach() + (other := super().forward(q, k, v, **given)) - other.detach() if self.dropout else y
+
+
+class NoMaskAtMultiplesOf64(Right):
+    def forward(self, q, k, v, *, scale, visible, **given):
+        if q.shape[2] % 64 == 0 and visible.window is None and visible.documents is None:
+            return torch.softmax(scale * (q @ k.mT), -1) @ v
+        return super().forward(q, k, v, scale=scale, visible=visible, **given)
+
+
+class WrongAtOtherWidths(Right):
+    def forward(self, q, k, v, **given):
+        y = super().forward(q, k, v, **given)
+        return y if q.shape[-1] == 8 else y + v.mean(2, keepdim=True)
+
+
+class ForgetsAFarCache(Right):
+    def forward(self, q, k, v, **given):
+        if q.shape[2] == 1 and k.shape[2] > 60:
+            return v[:, :, -60:].mean(2, keepdim=True)
+        return super().forward(q, k, v, **given)
+
+
+class MixesLargeBatches(Right):
+    def forward(self, q, k, v, **given):
+        y = super().forward(q, k, v, **given)
+        return y + y.mean(0, keepdim=True) if len(y) > 2 else y
+
+
+class ChangesItsKeys(Right):
+    def forward(self, q, k, v, **given):
+        y = super().forward(q, k, v, **given)
+        with torch.no_grad():
+            k.mul_(0.5)
+        return y
+
+
+class RemembersTraining(Right):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(dropout)
+        self.seen = 0.0
+
+    def forward(self, q, k, v, **given):
+        if self.training:
+            self.seen = float(v.mean())
+        return super().forward(q, k, v, **given) + self.seen
+
+
+WRONG = {
+    NarrowWindow: "weights_are_proper",
+    NoSinks: "weights_are_proper",
+    IgnoresDocumentsOfLongTexts: "weights_are_proper",
+    IgnoresScalesPerHead: "scales_are_honoured",
+    IgnoresBiasBehindAnAttribute: "bias_is_honoured",
+    DropsValues: "dropout_is_for_training",
+    DropsOutputs: "dropout_is_for_training",
+    LeaksWithDropout: "dropout_keeps_the_mask",
+    DrawsAgainInBackward: "dropout_keeps_the_mask",
+    NoMaskAtMultiplesOf64: "fast_equals_weights",
+    WrongAtOtherWidths: "widths_do_not_matter",
+    ForgetsAFarCache: "fast_equals_weights",
+    MixesLargeBatches: "batch_rows_are_independent",
+    ChangesItsKeys: "calls_leave_no_trace",
+    RemembersTraining: "calls_leave_no_trace",
+}
+
+
+@pytest.mark.parametrize(("kernel", "property"), WRONG.items(), ids=lambda part: getattr(part, "__name__", part))
+def test_a_kernel_that_is_wrong_somewhere_is_refused_by_the_property_that_says_so(kernel, property):
+    assert not run_property(property, Subject(kernel.__name__, kernel)).ok
+
+
+@pytest.mark.parametrize("property", sorted(set(WRONG.values())))
+def test_the_kernel_they_are_made_of_is_not_refused(property):
+    verdict = run_property(property, Subject("right", Right))
+    assert verdict.ok, verdict.worst
+
+
+@pytest.mark.parametrize("window", [2, 3, 4, 5])
+def test_a_composition_with_a_small_window_is_not_refused(window):
+    from softattn_lm.attention.visibility import Causal
+
+    for mask in (Causal(window), Causal(window, sinks=1)):
+        verdict = run_property("returned_weights_are_used", Subject("right", Right, {"mask": mask}))
+        assert verdict.ok, verdict.worst
