@@ -127,6 +127,7 @@ def test_a_pattern_is_tried_inside_models_and_says_why_not_by_itself(capsys: pyt
         (["--like", "jax", "foreign.py:causal"], "sdpa"),
         (["--like", "flex", "foreign.py:top_left"], "a mask_mod has 4 arguments"),
         (["--like", "hf", "foreign.py:causal"], "no attention function"),
+        (["--like", "hf", "foreign.py:hf_attention", "attention=formula"], "in the place of attention=; give one of"),
         (["like=sdpa"], "--like sdpa my_file.py:my_function"),
         (["position=learned", "mask=causal", "--like", "sdpa", "foreign.py:top_left"], "leave out mask, position"),
     ],
@@ -138,6 +139,110 @@ def test_a_persons_fault_is_one_line_and_status_2(
     assert check(*words) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and said in error and error.count("\n") == 1
+
+
+BROKEN = {
+    "class Mine(:\n": "broken.py, line 1: SyntaxError: ",
+    "import torch\nimport no_such_package\n": "broken.py, line 2: ModuleNotFoundError: No module named 'no_such_pack",
+    "import helper\n": "helper.py, line 2: ZeroDivisionError: division by zero",
+}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["attention=custom", "attention.target=broken.py:Mine"],
+        ["--like", "sdpa", "broken.py:Mine"],
+        ["--like", "flex", "broken.py:Mine"],
+        ["--like", "hf", "broken.py:Mine"],
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("code", BROKEN)
+def test_a_file_that_does_not_load_is_answered_by_its_line(
+    words: list[str], code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "helper", raising=False)
+    (tmp_path / "helper.py").write_text("\n1 / 0\n")
+    (tmp_path / "broken.py").write_text(code)
+    assert check(*words) == 2
+    error = capsys.readouterr().err
+    assert BROKEN[code] in error
+    assert "broken.py:Mine" in error and error.count("\n") == 1
+
+
+CONSTRUCTORS = """
+from my_kernels import Plain
+
+class Raises(Plain):
+    def __init__(self, n_head: int) -> None:
+        super().__init__()
+        self.x = {}["theta"]
+
+class Asks(Plain):
+    def __init__(self, n_heads: int) -> None:
+        super().__init__()
+
+class Shifts(Plain):
+    def __init__(self, shift: float = 1.0) -> None:
+        super().__init__()
+        assert isinstance(shift, float)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["Raises"], "mine.py, line 7: KeyError: 'theta'"),
+        (["Asks"], "mine.py, line 10: the constructor needs n_heads, which is no shape of a model; there are n_head"),
+        (["Shifts", "+attention.options.shift=abc"], "options.shift=abc: attention.options.shift must be a number"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_constructor_that_fails_is_answered_by_its_line(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(CONSTRUCTORS)
+    assert check("attention=custom", f"attention.target=mine.py:{words[0]}", *words[1:]) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1
+
+
+def test_an_option_of_a_users_class_has_the_type_it_is_annotated_with(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(CONSTRUCTORS)
+    trust_typed(["attention.target=mine.py:Shifts"])
+    node = {"_target_": "softattn_lm.config.custom.custom", "target": "mine.py:Shifts", "options": {"shift": 2}}
+    build(node)()  # the 2 arrives as 2.0, or the class would raise
+
+
+@pytest.mark.slow
+def test_a_broken_kernel_is_a_persons_fault_in_train_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.py").write_text(CONSTRUCTORS)
+    with pytest.raises(SystemExit) as stop:
+        cli.main("train", ["model=nano", "attention=custom", "attention.target=mine.py:Raises", "describe=true"])
+    assert stop.value.code == 2
+    assert "mine.py, line 7: KeyError: 'theta'" in capsys.readouterr().err
+
+
+def test_torchs_own_function_and_one_with_kwargs_are_handed_everything() -> None:
+    import torch.nn.functional as F
+
+    from softattn_lm.config.custom import load
+    from softattn_lm.contract.foreign import like_sdpa
+
+    bottom_right = load("foreign.py:bottom_right", "--like sdpa")
+
+    def passes_on(query, key, value, **given):
+        return bottom_right(query, key, value, **given)
+
+    subject = like_sdpa("passes_on", passes_on)
+    assert all(subject.honours(option) for option in ("window", "documents", "bias", "dropout"))
+    assert run_property("future_is_invisible", subject).ok
+    assert run_property("scales_are_honoured", subject).ok
+    torchs = like_sdpa("torch", F.scaled_dot_product_attention)
+    assert torchs.honours("window") and run_property("scales_are_honoured", torchs).ok
 
 
 def test_code_of_a_strangers_config_does_not_run_until_a_person_trusts_it(tmp_path: Path) -> None:

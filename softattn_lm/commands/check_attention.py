@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from softattn_lm.config.settings import CheckAttentionSettings, section
-from softattn_lm.config.tree import choices, config_folder
+from softattn_lm.config.tree import choices, config_folder, defaults
 from softattn_lm.errors import UserError
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
         raise UserError(
             f"--like {settings.like} tries a callable as it is; leave out mask, position, scale and projections"
         )
+    if settings.like is not None and cfg["attention"] != _default_attention(cfg):
+        raise UserError(f"--like {settings.like} tries a callable in the place of attention=; give one of the two")
     if settings.all:
         from softattn_lm.contract.table import tables
 
@@ -55,6 +57,14 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
         raise SystemExit(1)
     untried = sum(not verdict.tried for verdict in verdicts)
     console.print(f"holds: {len(verdicts) - untried} properties, {untried} not tried", highlight=False)
+
+
+def _default_attention(cfg: dict[str, Any]) -> dict[str, Any]:
+    """The node of a command line that chose none."""
+    folder = config_folder()
+    name = defaults(folder / "check_attention.yaml")["attention"]
+    node = yaml.safe_load((folder / "attention" / f"{name}.yaml").read_text(encoding="utf-8"))
+    return node | {"dropout": cfg["model"]["dropout"]}
 
 
 def variants() -> Iterator[tuple[str, Subject]]:
@@ -98,7 +108,7 @@ def _like(kind: str, target: str, same_as_eager: bool) -> Subject | HFSubject:
     from softattn_lm.config.custom import load
 
     place, _, names = target.rpartition(":")
-    found = [load(f"{place}:{name}", f"--like {kind}") for name in names.split(",")]
+    found = [load(f"{place}:{name}", f"--like {kind} {target}") for name in names.split(",")]
     if len(found) > 1 and kind != "flex":
         raise UserError(f"--like {kind} {target}: give one name")
     if kind == "hf":

@@ -8,11 +8,12 @@ from typing import Any
 from softattn_lm.config.allowed import require_allowed
 from softattn_lm.config.nearest import meant
 from softattn_lm.config.rules import check_rules
-from softattn_lm.config.signature import Parameter, Signature, signature
+from softattn_lm.config.signature import Parameter, Signature, signature, signature_in_file
 from softattn_lm.config.values import Mismatch, allowed, fit, item_annotation, literals, typed_instead
 from softattn_lm.errors import UserError
 
 SETTINGS = "softattn_lm.config.settings."
+CUSTOM = "softattn_lm.config.custom.custom"
 SECTIONS = {"training": "TrainingSettings", "trainer": "TrainerSettings", "logger": "LoggerSettings"}
 
 
@@ -49,7 +50,10 @@ def check_node(path: str, node: dict[str, Any], given: Collection[str] = ()) -> 
     require_allowed(path, target)
     plain = {key: value for key, value in node.items() if key not in ("_target_", "_partial_")}
     marks = {key: value for key, value in node.items() if key in ("_target_", "_partial_")}
-    return marks | check_arguments(path, plain, _known(target), given)
+    checked = marks | check_arguments(path, plain, _known(target), given)
+    if target == CUSTOM:
+        checked["options"] = _check_options(f"{path}.options", node.get("target"), checked.get("options"))
+    return checked
 
 
 def check_arguments(path: str, values: dict[str, Any], known: Signature, given: Collection[str]) -> dict[str, Any]:
@@ -69,10 +73,27 @@ def check_arguments(path: str, values: dict[str, Any], known: Signature, given: 
         elif isinstance(value, dict):
             checked[key] = check_node(dotted, value)
         elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            checked[key] = [check_node(f"{dotted}[{i}]", v) if isinstance(v, dict) else v for i, v in enumerate(value)]
+            paths = _typed_paths(path, key, values)
+            checked[key] = [check_node(p, v) if isinstance(v, dict) else v for p, v in zip(paths, value, strict=True)]
         else:
             checked[key] = _typed(dotted, value, parameter)
     return checked
+
+
+def _typed_paths(path: str, key: str, values: dict[str, Any]) -> list[str]:
+    """How each item of a list is named on a command line; the layers of a pattern come from its choices' options."""
+    names = values.get("pattern")
+    if key == "layers" and isinstance(names, list) and len(names) == len(values[key]):
+        return [f"{path}.options.{name}" for name in names]
+    return [f"{path}.{key}[{index}]" for index in range(len(values[key]))]
+
+
+def _check_options(path: str, target: Any, options: Any) -> Any:
+    """Options of a person's own class, as far as its file says what they are; it is read, and not run."""
+    known = signature_in_file(target) if isinstance(target, str) else None
+    if known is None or not isinstance(options, dict):
+        return options
+    return {name: _typed(f"{path}.{name}", value, known.parameters.get(name)) for name, value in options.items()}
 
 
 def _typed(dotted: str, value: Any, parameter: Parameter | None) -> Any:

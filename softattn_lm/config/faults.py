@@ -43,8 +43,9 @@ def explain(error: Exception, command: str, overrides: Sequence[str], folder: Pa
     groups = command_groups(folder, command)
     parsed = require_readable(command, overrides, folder, sweep=True)
     known = known_keys(command, [word for word, override in parsed if override.key_or_group in groups], folder)
+    chosen = {override.key_or_group: word.partition("=")[2] for word, override in parsed}
     for word, override in parsed:
-        fault = _unknown_key(command, word, override, groups, known, folder)
+        fault = _unknown_key(command, word, override, groups, known, chosen, folder)
         if fault:
             return fault
     return UserError(one_line(decode(str(error))))
@@ -113,7 +114,13 @@ def _wrong_choice(command: str, word: str, override: Any, groups: Sequence[str],
 
 
 def _unknown_key(
-    command: str, word: str, override: Any, groups: Sequence[str], known: Sequence[str], folder: Path
+    command: str,
+    word: str,
+    override: Any,
+    groups: Sequence[str],
+    known: Sequence[str],
+    chosen: dict[str, str],
+    folder: Path,
 ) -> UserError | None:
     """`lr=1,2` without -m, `model.size=small`, `attention.sdpa=true`, `model/siz=small`, `attentoin=sdpa`."""
     key = override.key_or_group
@@ -131,6 +138,9 @@ def _unknown_key(
         return UserError(f"{word}: {rest} is a choice of the group {slashed}; type {slashed}={rest}")
     if "/" in key:
         return UserError(f"{word}: no group {key}{meant(key, groups) or '; groups are ' + ', '.join(groups)}")
+    elsewhere = _of_another_choice(command, key, groups, chosen, folder)
+    if elsewhere:
+        return UserError(elsewhere)
     candidates = [*groups, *known]
     close = nearest(key, candidates)
     if close is None and (folder / key.partition(".")[0]).is_dir():
@@ -140,6 +150,24 @@ def _unknown_key(
         return UserError(f"unknown setting {key}; did you mean {close}?")
     own = ", ".join(dict.fromkeys(name.partition(".")[0].partition("/")[0] for name in candidates))
     return UserError(f"unknown setting {key}{_of_another_command(command, key, folder)}; {command} has {own}")
+
+
+def _of_another_choice(
+    command: str, key: str, groups: Sequence[str], chosen: dict[str, str], folder: Path
+) -> str | None:
+    """`attention.sink=one` with attention=sdpa: which choices of the group have that key."""
+    group, _, name = key.partition(".")
+    if group not in groups or not name:
+        return None
+    having = [
+        choice
+        for choice in choices(folder, group)
+        if {name, key} & {known for known, _, _ in commented_keys(folder / group / f"{choice}.yaml")}
+    ]
+    if not having:
+        return None
+    now = chosen.get(group) or defaults(folder / f"{command}.yaml").get(group)
+    return f"{group}={now} honours no {key}; type one of {', '.join(f'{group}={one}' for one in having)}"
 
 
 def _of_another_command(command: str, key: str, folder: Path) -> str:

@@ -8,6 +8,8 @@ from typing import Any
 from softattn_lm.config.nearest import meant
 from softattn_lm.errors import UserError
 
+_EXAMPLES = {"target": "my_kernel.py:Mine"}
+
 
 def expand_patterns(composed: Any, folder: Path) -> None:
     """In place, before interpolations are resolved: `pattern: SSSL` or `[uniform, sdpa]` becomes a list of nodes.
@@ -20,6 +22,10 @@ def expand_patterns(composed: Any, folder: Path) -> None:
         if not OmegaConf.is_dict(node) or "pattern" not in node:
             continue
         letters, options, pattern = node.letters, node.options, node.pattern
+        if not pattern or not (isinstance(pattern, str) or OmegaConf.is_list(pattern)):
+            example = OmegaConf.load(folder / group / "pattern.yaml").pattern
+            example = example if isinstance(example, str) else f"[{','.join(example)}]"
+            raise UserError(f"{group}.pattern names at least one {group}; type for example {group}.pattern={example}")
         names = [_spelled(group, letter, letters) for letter in pattern] if isinstance(pattern, str) else list(pattern)
         choices = sorted(file.stem for file in (folder / group).glob("*.yaml") if file.stem != "pattern")
         layers = []
@@ -27,7 +33,14 @@ def expand_patterns(composed: Any, folder: Path) -> None:
             if name not in choices:
                 hint = meant(str(name), choices) or "; there are " + ", ".join(choices)
                 raise UserError(f"{group}.pattern names {name}, which is no {group}{hint}")
-            layers.append(OmegaConf.merge(OmegaConf.load(folder / group / f"{name}.yaml"), options.get(name, {})))
+            layer = OmegaConf.merge(OmegaConf.load(folder / group / f"{name}.yaml"), options.get(name, {}))
+            for key in map(str, layer):
+                if OmegaConf.is_missing(layer, key):
+                    typed = f"+{group}.options.{name}.{key}"
+                    raise UserError(
+                        f"{group}.pattern uses {name}, which has no {key} yet; type {typed}={_EXAMPLES.get(key, '...')}"
+                    )
+            layers.append(layer)
         unused = sorted(set(options) - set(names))
         if unused:
             raise UserError(

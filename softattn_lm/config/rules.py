@@ -69,10 +69,12 @@ def check_rules(cfg: dict[str, Any]) -> None:
         _batch(cfg)
     if isinstance(cfg.get("model"), dict):
         _heads(cfg["model"])
+        _patterns(cfg, cfg["model"].get("n_layer"))
     for typed, sinks in _values(cfg, "mask.sinks"):
         window = typed.removesuffix("sinks") + "window"
         if sinks and dict(_values(cfg, "mask.window"))[window] is None:
             raise UserError(f"{typed}={sinks} needs a window to stand outside of; type {window}=64")
+        _fits_context(cfg, typed, sinks, window)
     if isinstance(cfg.get("data"), dict):
         _splits(cfg["data"])
     _files(cfg)
@@ -87,6 +89,27 @@ def _values(cfg: dict[str, Any], key: str) -> Iterator[tuple[str, Any]]:
     for choice, layer in zip(node.get("pattern", []), node.get("layers", []), strict=False):
         yield f"{path}.options.{choice}.{last}", layer.get(last)
     yield key, node.get(last)
+
+
+def _fits_context(cfg: dict[str, Any], typed: str, sinks: int | None, window: str) -> None:
+    context = (cfg.get("model") or {}).get("context")
+    width = dict(_values(cfg, "mask.window"))[window]
+    if sinks and context is not None and sinks + width > context:
+        raise UserError(
+            f"{typed}={sinks} and {window}={width} are together beyond model.context={context}, so nothing would be "
+            f"hidden; type {window}={max(1, context // 2 - sinks)}"
+        )
+
+
+def _patterns(cfg: dict[str, Any], n_layer: int | None) -> None:
+    """A part of a pattern that no layer reaches was meant for something."""
+    for group, node in cfg.items():
+        pattern = node.get("pattern") if isinstance(node, dict) else None
+        if n_layer and isinstance(pattern, list) and len(pattern) > n_layer:
+            raise UserError(
+                f"{group}.pattern names {len(pattern)} layers, but model.n_layer={n_layer}, so its end is never used; "
+                f"shorten it, or type model.n_layer={len(pattern)}"
+            )
 
 
 def _splits(data: dict[str, Any]) -> None:
