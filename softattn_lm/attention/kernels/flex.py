@@ -81,7 +81,7 @@ def flex_softmax(
     y, aux = _call(
         *((q, k, v) if trains else (q.detach(), k.detach(), v.detach())),
         score_mod=_score_mod(soft_cap, bias, visible),
-        block_mask=block_mask(visible),
+        block_mask=None if visible.reads_all else block_mask(visible),
         scale=scale,
         enable_gqa=q.shape[1] != k.shape[1],
         **_LSE,
@@ -182,7 +182,9 @@ def block_mask(visible: Visibility) -> BlockMask:
     """Made once per shape and window, and once per batch of documents, whatever the number of layers."""
     if visible.documents is None:
         device = torch.device(visible.device)
-        return _of_shape(visible.new, visible.past, visible.window, visible.sinks, visible.start, device)
+        # Without sinks only distances count, and those are the same wherever the text stands.
+        start = visible.start if visible.sinks else None
+        return _of_shape(visible.new, visible.past, visible.window, visible.sinks, start, device)
     if visible not in _OF_DOCUMENTS:
         _OF_DOCUMENTS[visible] = _make(visible, len(visible.documents))
     return _OF_DOCUMENTS[visible]
