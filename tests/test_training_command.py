@@ -138,6 +138,15 @@ def test_processes_started_from_outside_need_one_name_and_the_first_makes_the_fo
 
 
 @pytest.mark.slow
+def test_two_processes_do_not_wait_for_gradients_that_a_kernel_never_gives(tmp_path):
+    tiny_config(tmp_path)  # writes the text
+    same = [o for o in TINY if not o.startswith("trainer=")]
+    two = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "attention=uniform", "projections=low_rank"]
+    done = command(tmp_path, *same, *two, f"data.path={tmp_path / 'text.txt'}", "name=two")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
 def test_torchrun_gives_what_one_process_gives(tmp_path):
     run = tiny_train(tmp_path, "name=one", "model.dropout=0")
     same = [o for o in TINY if not o.startswith(("trainer=", "model.dropout="))]

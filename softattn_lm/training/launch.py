@@ -30,6 +30,7 @@ def make_trainer(
     validates: bool,
     callbacks: list[Callback],
     loggers: list[Logger],
+    unused_parameters: bool = False,
 ) -> Trainer:
     """One long epoch of `steps` optimizer steps. All that Lightning would do by itself, and we do, is off."""
     plugins: list[object] = [AtomicCheckpointIO()]
@@ -40,7 +41,7 @@ def make_trainer(
         accelerator=settings.accelerator,
         devices=settings.devices,
         num_nodes=settings.num_nodes,
-        strategy=_strategy(settings),
+        strategy=_strategy(settings, unused_parameters),
         precision={"float32": "32-true", "bfloat16": "bf16-mixed"}[training.precision],  # type: ignore[arg-type]
         max_steps=steps,
         max_epochs=-1,
@@ -71,7 +72,9 @@ def check_device(settings: TrainerSettings) -> None:
         raise UserError("trainer.accelerator=mps, but torch finds no Apple graphics processor here; type trainer=cpu")
 
 
-def _strategy(settings: TrainerSettings) -> str | Strategy:
+def _strategy(settings: TrainerSettings, unused_parameters: bool) -> str | Strategy:
+    if settings.strategy == "ddp" and unused_parameters:
+        return "ddp_find_unused_parameters_true"  # DDP otherwise waits for gradients that never come
     if settings.strategy != "fsdp":
         return settings.strategy
     cuda = settings.accelerator in ("auto", "gpu") and torch.cuda.is_available()

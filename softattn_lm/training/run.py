@@ -171,6 +171,7 @@ def _train(
             validates=bool(lit.validation_sets),
             callbacks=callbacks,
             loggers=loggers,
+            unused_parameters=not all(block.attention.kernel.reads_scores for block in model.layers),
         )
         micro_batch_size(cfg["batch_size"], trainer.num_devices * trainer.num_nodes, training.accumulate)
         kernels = model.explain_kernels(trainer.strategy.root_device.type)
