@@ -9,6 +9,9 @@ from softattn_lm.attention.bias import Bias
 from softattn_lm.attention.visibility import Visibility
 from softattn_lm.errors import UserError
 
+# What a recurrent kernel remembers of the past: named tensors whose first dimension is B.
+State = dict[str, Tensor]
+
 
 class AttentionKernel(nn.Module):
     """y = A(q, k) v. `weights` defines A; `forward` computes y, perhaps without forming A.
@@ -23,6 +26,10 @@ class AttentionKernel(nn.Module):
     reads_every_key: False if a visible key may get no weight and no gradient.
     trains_on: device types that have a backward pass, if not every one has.
     differentiable: False if A jumps, so that gradients are those of `surrogate(q, k, ...)` in the place of A.
+    recurrent: True if what decoding remembers is a state of constant size: the kernel has `recur`, the cache keeps none
+    of its layer's keys and values, and it reads all of the past, however long.
+    normed: True if the block divides each head's y by its root mean square over D, with a learned gain, and multiplies
+    it by `head_gain`; the norm stands behind the kernel, so that y = A v holds for the kernel itself.
     """
 
     grouped: ClassVar[bool] = False
@@ -32,6 +39,9 @@ class AttentionKernel(nn.Module):
     reads_every_key: ClassVar[bool] = True
     trains_on: ClassVar[tuple[str, ...] | None] = None
     differentiable: ClassVar[bool] = True
+    recurrent: ClassVar[bool] = False
+    normed: ClassVar[bool] = False
+    head_gain: float = 1.0
 
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
@@ -72,6 +82,22 @@ class AttentionKernel(nn.Module):
         """(B, H, T, D), (B, H, S, D), (B, H, S, D) -> y = A v of shape (B, H, T, D). Dropout on A while training."""
         a = self.weights(q, k, scale=scale, visible=visible, bias=bias, features=features)
         return F.dropout(a, self.dropout, self.training) @ v
+
+    def recur(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: State | None,
+        *,
+        scale: float | Tensor,
+        features: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        """(B, H, T, D) of T new tokens behind what `state` has read -> y (B, H, T, D) and the state behind them.
+
+        Of recurrent kernels only. state: None before the first token. features: (B, H, T, E) of the new tokens.
+        """
+        raise NotImplementedError
 
     def explain(self, visible: Visibility, device: str, biased: bool) -> str | None:
         """Which implementation computes y for this mask on this device ("cpu", "cuda", "mps"), if there is a choice,
