@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import warnings
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -20,17 +21,19 @@ from softattn_lm.config.nearest import meant
 from softattn_lm.config.raw import decode
 from softattn_lm.config.tree import command_groups, commented_keys, config_folder
 from softattn_lm.config.trust import trust_typed
-from softattn_lm.errors import UserError
+from softattn_lm.errors import UserError, visible
 
 
 def main(command: str | None = None, argv: list[str] | None = None) -> NoReturn:
     """Runs a command and exits. Without `command`, the first word of `argv` (by default sys.argv[1:]) names it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        _dispatch(command, arguments)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            _dispatch(command, arguments)
         sys.stdout.flush()
     except UserError as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        print(visible(f"error: {one_line(str(error))}"), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -40,9 +43,14 @@ def main(command: str | None = None, argv: list[str] | None = None) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception:  # noqa: BLE001
-        traceback.print_exc()
+        print(visible(traceback.format_exc()), file=sys.stderr, end="")
         sys.exit(70)
     sys.exit(0)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """One line, without the file and line of ours that gave it."""
+    print(visible(f"warning: {one_line(str(message))}"), file=sys.stderr)
 
 
 def _dispatch(name: str | None, argv: list[str]) -> None:

@@ -5,19 +5,21 @@ is answered before torch is imported.
         config.yaml      the resolved settings, plain
         versions.json    python, packages, commit
         status.json      {"state": "running" | "finished" | "failed" | "interrupted", "step", "steps", "error"}
-        metrics.jsonl    one row per optimizer step and per validation
+        metrics.jsonl    one row per optimizer step and per validation, and per attention head at validations
         samples.txt  summary.json  checkpoints/{last,best,step-00001000}.ckpt
 """
 
 from __future__ import annotations
 
 import difflib
+import errno
 import importlib.metadata
 import json
 import math
 import os
 import platform
 import secrets
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -44,8 +46,12 @@ RESUMABLE = (
     "training.save_every",
     "training.keep_steps",
     "training.num_workers",
+    "training.nonfinite",
+    "training.max_skipped",
+    "training.telemetry",
 )
 _BUDGETS = ("steps", "tokens", "epochs")
+_MODEL = ("model", "attention", "scale", "position", "mask", "projections", "tokenizer", "experiment")
 
 
 def is_first_process() -> bool:
@@ -73,23 +79,30 @@ def new_run(root: str | Path, name: str | None, config: dict[str, Any]) -> Path:
     if name is not None:
         parts = name.split("/", 1) if _is_job(root / name) else [name]
         folder = root.joinpath(*map(valid_name, parts))
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            raise UserError(
-                f"name={name} is taken: {folder} exists; continue it with resume={name}, or type another name"
-            ) from None
     else:
-        while True:
-            folder = root / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-            try:
-                folder.mkdir()
-                break
-            except FileExistsError:
-                continue
-    write_config(folder, config)
-    write_json(folder / "versions.json", versions())
+        folder = root / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    # Made aside and moved into its place: a process that is killed here leaves no half of a run under the name.
+    waiting = folder.with_name(f".{folder.name}.{secrets.token_hex(4)}.tmp")
+    waiting.mkdir()
+    try:
+        write_config(waiting, config)
+        write_json(waiting / "versions.json", versions())
+        os.rename(waiting, folder)  # which fails where there is a folder with something in it
+    except OSError as error:
+        shutil.rmtree(waiting, ignore_errors=True)
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
+            raise
+        raise UserError(
+            f"name={name} is taken: {folder} exists; continue it with resume={name}, or type another name"
+        ) from None
     return folder
+
+
+def remove_left_over(folder: Path) -> None:
+    """Files that a process killed in the middle of a write left in a run folder, under names that nothing reads."""
+    for place in (folder, folder / "checkpoints"):
+        for waiting in place.glob("*.tmp"):
+            waiting.unlink(missing_ok=True)
 
 
 def runs_folder(text: str | Path) -> Path:
@@ -120,7 +133,7 @@ def discard_unbegun(folder: Path) -> None:
 def _says_nothing(file: Path) -> bool:
     if file.name in ("metrics.jsonl", "metrics.csv"):
         return not file.read_text(encoding="utf-8").strip()
-    return file.name in ("config.yaml", "versions.json", "status.json")
+    return file.name in ("config.yaml", "versions.json", "status.json", "slurm.json")
 
 
 def _is_job(folder: Path) -> bool:
@@ -146,7 +159,7 @@ def find_run(text: str | None, root: str | Path) -> Path:
     Names in it are paths below `root`, as the jobs of two sweeps may be called alike.
     """
     root = runs_folder(root)
-    folders = sorted(p.parent for glob in ("*/config.yaml", "*/*/config.yaml") for p in root.glob(glob))
+    folders = run_folders(root)
     trained = [folder for folder in folders if (folder / "checkpoints" / "last.ckpt").is_file()]
     newest = max(trained or folders, key=lambda f: ((f / "config.yaml").stat().st_mtime_ns, f.name), default=None)
     if text is None:
@@ -162,6 +175,9 @@ def find_run(text: str | None, root: str | Path) -> Path:
     for folder in (Path(text), given, root / text):
         if (folder / "config.yaml").is_file():
             return folder
+    for folder in (Path(text), given, root / text) if text else ():
+        if folder.is_dir() and not any(folder.iterdir()):
+            raise UserError(f"{folder} is an empty folder and no run: it has no config.yaml")
     if given.suffix == ".ckpt" and given.is_file():
         raise UserError(f"{text} is a checkpoint; type the run's folder: {given.parent.parent}")
     names = {folder: run_name(folder, root) for folder in folders}
@@ -179,6 +195,12 @@ def find_run(text: str | None, root: str | Path) -> Path:
     else:
         hint = f"the newest is {names[newest]}" if newest is not None else "there are none yet: python scripts/train.py"
     raise UserError(f"no run {text!r} below {root}; {hint}")
+
+
+def run_folders(root: Path) -> list[Path]:
+    """All below `root` that hold a config, jobs of sweeps included; none that is only being made."""
+    found = (p.parent for glob in ("*/config.yaml", "*/*/config.yaml") for p in root.glob(glob))
+    return sorted(folder for folder in found if not folder.name.startswith("."))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -209,7 +231,10 @@ def resumed_config(saved: dict[str, Any], changes: dict[str, Any]) -> dict[str, 
     """
     config = json.loads(json.dumps(saved))
     for key, value in changes.items():
-        if key in ("resume", "runs", "describe", "trust"):
+        if key in ("resume", "describe", "trust"):
+            continue
+        if key == "runs":  # where the token files lie and other runs are; the run itself may have been moved
+            config["runs"] = value
             continue
         if any(key == allowed or key.startswith(f"{allowed}.") for allowed in RESUMABLE):
             continue
@@ -229,6 +254,43 @@ def resumed_config(saved: dict[str, Any], changes: dict[str, Any]) -> dict[str, 
     return config
 
 
+def forked_config(saved: dict[str, Any], changes: dict[str, Any], composed: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a new run that starts from another's checkpoint: the parent's, and `changes` as they are typed.
+
+    What the weights stand for stays: model (its dropout apart), policies and tokenizer. `composed`: where a choice
+    sets more than its own key, as optimizer=adamw sets lr. Raises UserError naming the first setting that may not
+    change.
+    """
+    config = json.loads(json.dumps(saved))
+    for key, value in changes.items():
+        if key.split(".")[0] in _MODEL and key != "model.dropout":
+            if _get(saved, key) != value:
+                raise UserError(
+                    f"{key} cannot change in a fork, which keeps the model and the tokenizer of its parent; "
+                    "start a new run instead"
+                )
+        elif key not in ("resume", "describe", "trust", *_BUDGETS):
+            _put(config, key, value)
+    if "optimizer" in changes:
+        config["lr"] = composed["lr"]
+    if "optimizer.lr" not in changes:
+        config["optimizer"]["lr"] = config["lr"]
+    if "model.dropout" in changes:
+        for key in ("model", "attention"):
+            _replace_dropout(config[key], changes["model.dropout"])
+    if any(changes.get(key) is not None for key in _BUDGETS):
+        config |= {key: changes.get(key) for key in _BUDGETS}
+    return config | {key: composed[key] for key in ("name", "runs", "fork")} | {"resume": None}
+
+
+def _replace_dropout(node: Any, value: float) -> None:
+    for key, item in node.items() if isinstance(node, dict) else ():
+        if key == "dropout":
+            node[key] = value
+        for inner in item if isinstance(item, list) else [item]:
+            _replace_dropout(inner, value)
+
+
 def _get(config: dict[str, Any], key: str) -> Any:
     node: Any = config
     for part in key.split("."):
@@ -243,9 +305,12 @@ def _put(config: dict[str, Any], key: str, value: Any) -> None:
     config[last] = value
 
 
-def write_status(folder: Path, state: State, *, step: int, steps: int, error: str | None = None) -> None:
-    """`step` of `steps` optimizer steps are done; `error` is one line."""
-    write_json(folder / "status.json", {"state": state, "step": step, "steps": steps, "error": error})
+def write_status(
+    folder: Path, state: State, *, step: int, steps: int, error: str | None = None, parent: str | None = None
+) -> None:
+    """`step` of `steps` optimizer steps are done; `error` is one line; `parent`: the run@step it was forked from."""
+    status = {"state": state, "step": step, "steps": steps, "error": error}
+    write_json(folder / "status.json", status | ({} if parent is None else {"parent": parent}))
 
 
 def read_status(folder: Path) -> dict[str, Any]:
@@ -267,6 +332,15 @@ def cut_metrics(folder: Path, step: int) -> None:
     """Drop the rows past `step`: what a run did after the checkpoint it is continued from, it is going to do again."""
     rows = [row for row in read_metrics(folder) if row["step"] <= step]
     replace_text(folder / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_failed(error: OSError, folder: Path) -> UserError:
+    """The line for a file that could not be written in a run folder or beside it: a full disk, no permission."""
+    where = folder if error.filename is None else error.filename
+    what = error.strerror or type(error).__name__
+    saved = (folder / "checkpoints" / "last.ckpt").is_file()
+    hint = f"; its last checkpoint is whole: make room and type resume={run_name(folder)}" if saved else ""
+    return UserError(f"{where} could not be written: {what}{hint}")
 
 
 def versions() -> dict[str, Any]:
@@ -321,5 +395,11 @@ def _finite(value: Any) -> Any:
 def replace_text(path: Path, text: str) -> None:
     """Write a small file so that a reader, or a crash, sees the old one or the new one and never half of it."""
     waiting = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    waiting.write_text(text, encoding="utf-8")
-    os.replace(waiting, path)
+    try:
+        with waiting.open("w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(waiting, path)
+    finally:
+        waiting.unlink(missing_ok=True)

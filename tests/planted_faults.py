@@ -352,7 +352,7 @@ OTHERS = [
     ),
     Fault(
         "a refusal is not heard",
-        f"{MODEL}/decoder.py",
+        f"{MODEL}/honoured.py",
         "in kernel.refuses.items():",
         "in {}.items():",
         "tests/test_patterns.py::test_a_kernel_without_scores_refuses_a_bias_and_names_its_layer",
@@ -434,10 +434,8 @@ BLOCK = [
     Fault(
         "K = V in the cache: turned before it is normed",
         f"{ATTENTION}/block.py",
-        """            k = self.k_norm(v)
-            return (k if given.key_rotation is None else given.key_rotation(k)), v
-""",
-        "            return self.k_norm(v if given.key_rotation is None else given.key_rotation(v)), v\n",
+        "return q, _turned(self.k_norm(k), given.key_rotation), v",
+        "return q, self.k_norm(_turned(k, given.key_rotation)), v",
         formulas(
             "_projections",
             "test_decoding_equals_the_full_pass_for_every_projection_position_and_mask[SharedKV-rms_gain]",
@@ -453,15 +451,15 @@ BLOCK = [
     Fault(
         "K = V in the cache: stored twice",
         f"{ATTENTION}/block.py",
-        "if cache is not None and one and self.projections.one_stream:",
+        "if cache is not None and not recurrent and self._late(value):",
         "if False:",
         formulas("_projections", "test_keys_that_are_values_are_cached_once"),
     ),
     Fault(
         "values are turned with the keys",
         f"{ATTENTION}/block.py",
-        "        if given.rotation is not None:\n            k = given.rotation(k)\n",
-        "        if given.rotation is not None:\n            k, v = given.rotation(k), given.rotation(v)\n",
+        "return q, _turned(self.k_norm(k), given.rotation), v",
+        "return q, _turned(self.k_norm(k), given.rotation), _turned(v, given.rotation)",
         "tests/test_peers.py::test_logits_equal_llama_and_with_a_window_mistral",
     ),
     Fault(
@@ -474,8 +472,8 @@ BLOCK = [
     Fault(
         "values are queries where they should be keys",
         f"{ATTENTION}/projections.py",
-        "        q, k = self.qkv(x)\n        return self.split(q, k, k)\n",
-        "        q, k = self.qkv(x)\n        return self.split(q, k, q)\n",
+        "        q, k = self.qkv(x)\n        return heads(q, self.n_head), heads(k, self.n_kv_head)\n",
+        "        q, k = self.qkv(x)\n        return heads(q, self.n_head), heads(q, self.n_kv_head)\n",
         formulas("_projections", "test_ties_by_hand"),
     ),
 ]
@@ -490,8 +488,8 @@ DECODER = [
     Fault(
         "the look-back forgets the last token with the cache",
         f"{MODEL}/layers.py",
-        'None if cache is None else cache.fixed.get("smear")',
-        "None",
+        'behind(x, 1, "smear", cache)',
+        'behind(x, 1, "smear", None)',
         contract("sdpa", "cached_equals_full"),
     ),
     Fault(
@@ -525,8 +523,8 @@ DECODER = [
     Fault(
         "text beyond the context is encoded from one token too few",
         f"{MODEL}/decoder.py",
-        "+ 1 + (self.smear is not None)",
-        "+ (self.smear is not None)",
+        "convolved + 1 + (self.smear is not None)",
+        "convolved + (self.smear is not None)",
         "tests/test_reach.py::test_the_last_logit_depends_on_its_receptive_field_and_on_nothing_before",
     ),
 ]

@@ -119,6 +119,67 @@ class RemembersTraining(Right):
         return super().forward(q, k, v, **given) + self.seen
 
 
+class Featured(Right):
+    """Right as well: a number of each token is added to its scores; the rest of these change one thing."""
+
+    def __init__(self, d_model: int, n_head: int, dropout: float = 0.0) -> None:
+        super().__init__(dropout)
+        self.number = torch.nn.Linear(d_model, n_head)
+
+    def features(self, x):
+        return self.number(x).mT[..., None]  # (B, H, T, 1)
+
+    def weights(self, q, k, *, features, **given):
+        return super().weights(torch.cat((q, torch.ones_like(q[..., :1])), -1), torch.cat((k, features), -1), **given)
+
+
+class ReadsFeaturesOfTheFuture(Featured):
+    def weights(self, q, k, *, features, **given):
+        return super().weights(q, k, features=features.softmax(2), **given)
+
+
+class HandsFeaturesOfTheFutureOn(Featured):
+    """The same within `features`, before the kernel is called."""
+
+    def features(self, x):
+        return super().features(x).flip(2).cumsum(2).flip(2)
+
+
+class HandsFeaturesOfThePastOn(Featured):
+    """Which a cache cannot: it calls `features` with the new tokens only."""
+
+    def features(self, x):
+        return super().features(x).cumsum(2)
+
+
+class TakesFeaturesTimesZero(Featured):
+    def forward(self, q, k, v, *, features, **given):
+        return super().forward(q, k, v, features=features, **given) + 0.0 * features.sum(2, keepdim=True)
+
+
+class LearnsNoFeatures(Featured):
+    def forward(self, q, k, v, *, features, **given):
+        return super().forward(q, k, v, features=features.detach(), **given)
+
+
+class MixesFeaturesOfABatch(Featured):
+    def weights(self, q, k, *, features, **given):
+        return super().weights(q, k, features=features + features.mean(0, keepdim=True), **given)
+
+
+class ShiftsFeaturesByOneToken(Featured):
+    """Each key gets the number of the key before it, the first that of the last; both are in the past of the last row."""
+
+    def weights(self, q, k, *, features, **given):
+        return super().weights(q, k, features=features.roll(1, 2), **given)
+
+
+class ReadsFeaturesOfTheFutureWithDropout(Featured):
+    def forward(self, q, k, v, *, features, **given):
+        y = super().forward(q, k, v, features=features, **given)
+        return y + features.mean(2, keepdim=True) if self.training and self.dropout else y
+
+
 WRONG = {
     NarrowWindow: "weights_are_proper",
     NoSinks: "weights_are_proper",
@@ -138,7 +199,24 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("kernel", "property"), WRONG.items(), ids=lambda part: getattr(part, "__name__", part))
+WRONG_FEATURES = [
+    (ReadsFeaturesOfTheFuture, "future_is_invisible"),
+    (ReadsFeaturesOfTheFuture, "gradients_respect_the_mask"),
+    (ReadsFeaturesOfTheFuture, "prefix_is_stable"),
+    (HandsFeaturesOfTheFutureOn, "future_is_invisible"),
+    (HandsFeaturesOfTheFutureOn, "model_hides_the_future"),
+    (HandsFeaturesOfThePastOn, "cached_equals_full"),
+    (TakesFeaturesTimesZero, "future_nan_keys_are_not_read"),
+    (LearnsNoFeatures, "fast_equals_weights"),
+    (MixesFeaturesOfABatch, "batch_rows_are_independent"),
+    (ShiftsFeaturesByOneToken, "weights_are_proper"),
+    (ReadsFeaturesOfTheFutureWithDropout, "dropout_keeps_the_mask"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "property"), [*WRONG.items(), *WRONG_FEATURES], ids=lambda part: getattr(part, "__name__", part)
+)
 def test_a_kernel_that_is_wrong_somewhere_is_refused_by_the_property_that_says_so(kernel, property):
     assert not run_property(property, Subject(kernel.__name__, kernel)).ok
 
@@ -146,6 +224,12 @@ def test_a_kernel_that_is_wrong_somewhere_is_refused_by_the_property_that_says_s
 @pytest.mark.parametrize("property", sorted(set(WRONG.values())))
 def test_the_kernel_they_are_made_of_is_not_refused(property):
     verdict = run_property(property, Subject("right", Right))
+    assert verdict.ok, verdict.worst
+
+
+@pytest.mark.parametrize("property", sorted({property for _, property in WRONG_FEATURES}))
+def test_the_kernel_with_features_that_they_are_made_of_is_not_refused(property):
+    verdict = run_property(property, Subject("featured", Featured))
     assert verdict.ok, verdict.worst
 
 

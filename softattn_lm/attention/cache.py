@@ -1,12 +1,19 @@
 """What decoding remembers: named streams per layer, one length for all, and memory that does not grow."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from softattn_lm.errors import UserError
+
+if TYPE_CHECKING:
+    from softattn_lm.attention.kernel import State
 
 # Room behind the kept keys: a full buffer is moved to its front once per so many tokens instead of at every token.
 SLACK = 256
@@ -51,11 +58,7 @@ class _Rolling:
             assert length == 0, f"stream {name} starts at token {length}"
             self.streams[name] = new.new_empty((*new.shape[:-2], self.capacity, new.shape[-1]))
         rows, past = self.streams[name], self.past(length)
-        if rows.shape[0] != new.shape[0]:
-            raise UserError(
-                f"the cache holds a batch of {rows.shape[0]} and got {new.shape[0]}; make a new one with "
-                "model.new_cache()"
-            )
+        _same_batch(rows, new.shape[0])
         if self.keep.sinks:
             self._sinks(name, rows, new, length, past)
         rows[..., self.end : self.end + count, :] = new
@@ -78,13 +81,15 @@ class KVCache:
     ones and answers with a view of both. The model calls `reserve` before the first layer and `advance` after the last,
     so that all layers see the same past.
 
-    `fixed` holds what has the size of a state and not of a sequence, such as the last embedding.
+    Beside the streams it holds what does not grow with the text: `fixed`, such as the last embedding, and the states of
+    recurrent layers, which have no streams.
     """
 
     def __init__(self, keep: Sequence[Keep]) -> None:
         self.length = 0  # tokens seen so far = position of the next token
         self.fixed: dict[str, Tensor] = {}
         self._layers = [_Rolling(k) for k in keep]
+        self._states: dict[int, State] = {}
 
     def past(self, layer: int) -> int:
         """How many earlier tokens the next query of this layer can still read."""
@@ -99,6 +104,23 @@ class KVCache:
         """(B, G, T, E) -> (B, G, past + T, E): the rows the new queries may read, in order. Needs `reserve` before."""
         return self._layers[layer].extend(name, new, self.length)
 
+    def streams(self, layer: int) -> dict[str, Tensor]:
+        """Of each stream of a layer its rows (B, G, capacity, E), as allocated."""
+        return dict(self._layers[layer].streams)
+
+    def state(self, layer: int, batch: int) -> State | None:
+        """What a recurrent layer has made of all earlier tokens; None before the first. Raises UserError for another
+        batch.
+        """
+        state = self._states.get(layer)
+        for held in (state or {}).values():
+            _same_batch(held, batch)
+        return state
+
+    def remember_state(self, layer: int, state: State) -> None:
+        """In the place of the one before."""
+        self._states[layer] = state
+
     def advance(self, new: int) -> None:
         """Called once per forward pass, after the last layer has read."""
         for layer in self._layers:
@@ -108,12 +130,42 @@ class KVCache:
     def nbytes(self) -> int:
         """Bytes of everything held, as allocated."""
         held = [rows for layer in self._layers for rows in (*layer.streams.values(), *layer.sinks.values())]
-        return sum(rows.numel() * rows.element_size() for rows in [*held, *self.fixed.values()])
+        return sum(_bytes(rows) for rows in (*held, *self._constant()))
 
     def bytes_per_token(self) -> int:
         """What one more remembered token costs for one sequence, over all layers."""
-        held = [rows for layer in self._layers for rows in layer.streams.values()]
-        return sum(rows[:1, ..., :1, :].numel() * rows.element_size() for rows in held)
+        return sum(_bytes(rows[:1, ..., :1, :]) for layer in self._layers for rows in layer.streams.values())
+
+    def state_bytes(self) -> int:
+        """What is held for one sequence however long it is, over all layers."""
+        return sum(_bytes(held[:1]) for held in self._constant())
+
+    def _constant(self) -> list[Tensor]:
+        return [*self.fixed.values(), *(held for state in self._states.values() for held in state.values())]
+
+
+def _bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
+
+
+def _same_batch(held: Tensor, batch: int) -> None:
+    if held.shape[0] != batch:
+        raise UserError(
+            f"the cache holds a batch of {held.shape[0]} and got {batch}; make a new one with model.new_cache()"
+        )
+
+
+def behind(x: Tensor, count: int, name: str, cache: KVCache | None) -> Tensor:
+    """(B, ..., T, E) -> (B, ..., count + T, E): behind the last `count` rows that earlier calls gave under this name, 0
+    before the first.
+    """
+    before = None if cache is None else cache.fixed.get(name)
+    if before is not None:
+        _same_batch(before, x.shape[0])
+    rows = F.pad(x, (0, 0, count, 0)) if before is None else torch.cat((before, x), dim=-2)
+    if cache is not None:
+        cache.fixed[name] = rows[..., rows.shape[-2] - count :, :].clone()
+    return rows
 
 
 def expand_groups(x: Tensor, n_head: int) -> Tensor:

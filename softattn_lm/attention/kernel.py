@@ -27,7 +27,8 @@ class AttentionKernel(nn.Module):
     trains_on: device types that have a backward pass, if not every one has.
     differentiable: False if A jumps, so that gradients are those of `surrogate(q, k, ...)` in the place of A.
     recurrent: True if what decoding remembers is a state of constant size: the kernel has `recur`, the cache keeps none
-    of its layer's keys and values, and it reads all of the past, however long.
+    of its layer's keys and values, and it reads all of the past, however long. state_products: how many products of D²
+    numbers a token and head then cost: one to write the state, one to read it.
     normed: True if the block divides each head's y by its root mean square over D, with a learned gain, and multiplies
     it by `head_gain`; the norm stands behind the kernel, so that y = A v holds for the kernel itself.
     """
@@ -40,6 +41,7 @@ class AttentionKernel(nn.Module):
     trains_on: ClassVar[tuple[str, ...] | None] = None
     differentiable: ClassVar[bool] = True
     recurrent: ClassVar[bool] = False
+    state_products: ClassVar[int] = 2
     normed: ClassVar[bool] = False
     head_gain: float = 1.0
 

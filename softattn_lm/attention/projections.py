@@ -46,11 +46,16 @@ def heads(x: Tensor, n: int) -> Tensor:
 class Projections(nn.Module):
     """(B, T, C) -> q (B, H, T, D), k (B, G, T, D), v (B, G, T, D).
 
-    one_stream: k is v before norm and rotation, so that the cache can keep one of them.
+    late: k and v, before norm and rotation, are made of fewer numbers by `read`, and the cache can keep those in their
+    place; `write` makes them.
+    turned: how many components of a head a rotation may turn, the first ones; None for all.
+    refuses: settings of a model that these cannot honour, each with the reason.
     give_to_mlp: the model widens each MLP by as many parameters as this saves against `Separate`, so that arms match.
     """
 
-    one_stream: ClassVar[bool] = False
+    late: ClassVar[bool] = False
+    refuses: ClassVar[dict[str, str]] = {}
+    turned: int | None = None
 
     def __init__(self, n_head: int, n_kv_head: int, give_to_mlp: bool = False) -> None:
         super().__init__()
@@ -61,7 +66,17 @@ class Projections(nn.Module):
         return heads(q, self.n_head), heads(k, self.n_kv_head), heads(v, self.n_kv_head)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of late projections: q and what was written, read."""
+        q, written = self.write(x)
+        return q, *self.read(written)
+
+    def write(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, T, C) -> q (B, H, T, D) and what k and v are made of, (B, n, T, E). Of late projections only."""
         raise NotImplementedError
+
+    def read(self, written: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, n, S, E) -> k and v, (B, G, S, D) each."""
+        return written, written
 
 
 def _same_heads(name: str, n_head: int, n_kv_head: int) -> None:
@@ -99,7 +114,7 @@ class Separate(Projections):
 class SharedKV(Projections):
     """What is looked up is what is compared: K = V (before norm and rotation)."""
 
-    one_stream = True
+    late = True
 
     def __init__(
         self, d_model: int, n_head: int, n_kv_head: int, head_dim: int, bias: bool, give_to_mlp: bool = False
@@ -107,9 +122,9 @@ class SharedKV(Projections):
         super().__init__(n_head, n_kv_head, give_to_mlp)
         self.qkv = FusedLinear(d_model, {"q": n_head * head_dim, "k": n_kv_head * head_dim}, bias)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def write(self, x: Tensor) -> tuple[Tensor, Tensor]:
         q, k = self.qkv(x)
-        return self.split(q, k, k)
+        return heads(q, self.n_head), heads(k, self.n_kv_head)
 
 
 class SharedQK(Projections):
@@ -130,7 +145,7 @@ class SharedQK(Projections):
 class SharedAll(Projections):
     """One projection for everything: Q = K = V."""
 
-    one_stream = True
+    late = True
 
     def __init__(
         self, d_model: int, n_head: int, n_kv_head: int, head_dim: int, bias: bool, give_to_mlp: bool = False
@@ -139,9 +154,9 @@ class SharedAll(Projections):
         _same_heads("shared_all", n_head, n_kv_head)
         self.qkv = FusedLinear(d_model, {"k": n_head * head_dim}, bias)
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def write(self, x: Tensor) -> tuple[Tensor, Tensor]:
         (k,) = self.qkv(x)
-        return self.split(k, k, k)
+        return heads(k, self.n_head), heads(k, self.n_head)
 
 
 class IdentityV(Projections):
@@ -162,15 +177,15 @@ class IdentityV(Projections):
 class Raw(Projections):
     """No projection at all: Q = K = V = X, cut into heads."""
 
-    one_stream = True
+    late = True
 
     def __init__(self, d_model: int, n_head: int, n_kv_head: int, head_dim: int, give_to_mlp: bool = False) -> None:
         super().__init__(n_head, n_kv_head, give_to_mlp)
         _same_heads("raw", n_head, n_kv_head)
         _same_width("raw", d_model, n_head * head_dim, "model.n_head")
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.split(x, x, x)
+    def write(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return heads(x, self.n_head), heads(x, self.n_head)
 
 
 class LowRank(Projections):

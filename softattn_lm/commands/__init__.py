@@ -15,9 +15,11 @@ _RUN = frozenset({"runs", "checkpoint", "file", "trust"})
 COMMANDS = {
     command.name: command
     for command in (
-        Command("train", "TrainSettings", words="none", raw=_DATA | _CODE | {"name", "resume"}, sweeps=True),
+        Command("train", "TrainSettings", words="none", raw=_DATA | _CODE | {"name", "resume", "fork"}, sweeps=True),
         Command("sample", "SampleSettings", words="prompt", raw=_RUN),
         Command("evaluate", "EvaluateSettings", words="runs", raw=_RUN | {"text"}),
+        Command("telemetry", "TelemetrySettings", words="runs", raw=frozenset({"runs", "figure"})),
+        Command("probe_scale", "ProbeScaleSettings", words="runs", raw=frozenset({"runs", "checkpoint", "trust"})),
         Command("prepare_data", "PrepareSettings", words="none", raw=_DATA),
         Command("check_attention", "CheckAttentionSettings", words="none", raw=_CODE | {"callable"}),
         Command("benchmark", "BenchmarkSettings", words="topic", raw=frozenset({"runs"})),

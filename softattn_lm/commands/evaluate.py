@@ -58,6 +58,7 @@ def _evaluate(folder: Path, settings: EvaluateSettings) -> dict[str, Any]:
         "stretches": found.stretches(),
         "by_position": found.by_position,
         "cache_bytes_per_token": loaded.model.cache_bytes_per_token(),
+        "cache_state_bytes": loaded.model.cache_state_bytes(),
     }
 
 
@@ -111,6 +112,7 @@ def _show(names: list[str], results: list[dict[str, Any]], what: str, by_positio
     row("bits per byte", "bits_per_byte", ".4f")
     row("tokens", "tokens", ",d")
     row("cache bytes per token", "cache_bytes_per_token", ",d")
+    row("and however many tokens", "cache_state_bytes", ",d")
     table.add_section()
     for title in dict.fromkeys(title for r in results for title in r["stretches"]):
         table.add_row(f"{title} of a window", *(_number(r["stretches"].get(title)) for r in results))

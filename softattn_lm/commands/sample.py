@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from softattn_lm.config.settings import SampleSettings, section
-from softattn_lm.errors import UserError
+from softattn_lm.errors import UserError, visible
 from softattn_lm.runs import find_run
 
 
@@ -33,7 +33,7 @@ def run(cfg: dict[str, Any], words: list[str], after_dashes: str | None = None) 
     loaded = load_run(folder, settings.checkpoint, pick_device(settings.device))
     ids = [int(token) for token in loaded.tokenizer.encode(prompt)]
     print(
-        f"{folder}, step {loaded.step}: {len(ids)} tokens of prompt, {settings.max_new_tokens} to write",
+        f"{visible(str(folder))}, step {loaded.step}: {len(ids)} tokens of prompt, {settings.max_new_tokens} to write",
         file=sys.stderr,
     )
     steps = generate(loaded.model, ids, **sampling, seed=settings.seed, use_cache=settings.cache)
@@ -115,9 +115,4 @@ def shown(text: str) -> str:
     """On a terminal, control characters are spelled out: a model or a prompt must not move the cursor. Raw in a
     pipe.
     """
-    if not sys.stdout.isatty():
-        return text
-    return "".join(
-        c if c in "\n\t" or c.isprintable() or (c.isspace() and ord(c) > 127) else c.encode("unicode_escape").decode()
-        for c in text
-    )
+    return visible(text) if sys.stdout.isatty() else text

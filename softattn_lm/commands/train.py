@@ -9,17 +9,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+from softattn_lm.commands.companion import FIRST, first_spoke, following_first
+from softattn_lm.config.check import check
 from softattn_lm.errors import UserError
 from softattn_lm.runs import (
     discard_unbegun,
     find_run,
+    forked_config,
     is_first_process,
     new_run,
     read_config,
     resumed_config,
     runs_folder,
     started_from_outside,
+    write_failed,
 )
+from softattn_lm.training import slurm
 
 # Processes that Lightning starts for the other devices of this machine run the same command; this tells them the
 # folder.
@@ -34,43 +39,66 @@ def run(cfg: dict[str, Any], words: list[str], overrides: list[str]) -> None:
 
         print(json.dumps(described(cfg), indent=1))
         return
-    folder, cfg, resume = _folder(cfg, overrides)
+    companion = "LOCAL_RANK" in os.environ and FOLDER in os.environ
+    try:
+        folder, cfg, resume = _folder(cfg, overrides)
+    except OSError as error:
+        raise write_failed(error, runs_folder(cfg["runs"])) from None
     # Torch and Lightning are imported only now that the names are known to be right.
     from softattn_lm.training.run import train
 
     try:
-        summary = train(cfg, folder, resume)
+        with following_first(companion):
+            summary = train(cfg, folder, resume)
     except UserError:
+        if companion and first_spoke():
+            sys.exit(2)
         if not resume and is_first_process():
             discard_unbegun(folder)
         raise
     finally:
         os.environ.pop(FOLDER, None)  # the next run of this process has a folder of its own
     if summary["state"] == "interrupted":
-        sys.exit(128 + summary["signal"])
+        sys.exit(0 if companion else summary["exit_status"])
 
 
 def _folder(cfg: dict[str, Any], overrides: list[str]) -> tuple[Path, dict[str, Any], bool]:
     """The run folder, the config the run goes by, and whether it continues."""
     if "LOCAL_RANK" in os.environ and FOLDER in os.environ:
         folder = Path(os.environ[FOLDER])
-        return folder, read_config(folder), cfg["resume"] is not None
+        return folder, read_config(folder), True  # from its checkpoint if there is one, as the first process does
     resumes = cfg["resume"] is not None
     if not resumes and started_from_outside() and cfg["name"] is None:
         raise UserError(
             "several processes of this command were started from outside (torchrun, srun), and each would give the run "
             "a name of its own; type one for all of them, such as name=my-run"
         )
-    if not resumes and not is_first_process():
+    if resumes and cfg["fork"] is not None:
+        raise UserError("resume= goes on with a run and fork= starts another from it; give one of them")
+    begun = None if resumes else slurm.run_to_continue(runs_folder(cfg["runs"]), cfg["name"], overrides)
+    if begun is not None:
+        folder, resumes = begun, True
+        cfg = read_config(folder)
+    elif not resumes and not is_first_process():
         folder = _wait_for(runs_folder(cfg["runs"]) / cfg["name"])
         cfg = read_config(folder)
     elif not resumes:
+        cfg = cfg if cfg["fork"] is None else _forked(cfg, overrides)
         folder = new_run(cfg["runs"], cfg["name"], cfg)
     else:
         folder = find_run(cfg["resume"], cfg["runs"])
-        cfg = resumed_config(read_config(folder), typed(cfg, overrides))
-    os.environ[FOLDER] = str(folder.resolve())
+        cfg = resumed_config(read_config(folder), {"runs": cfg["runs"], **typed(cfg, overrides)})
+    if is_first_process() and cfg["resume"] is None:
+        slurm.remember(folder, overrides)
+    os.environ |= {FOLDER: str(folder.resolve()), FIRST: str(os.getpid())}
     return folder, cfg, resumes
+
+
+def _forked(cfg: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
+    from softattn_lm.training.fork import split
+
+    parent = find_run(split(cfg["fork"])[0], cfg["runs"])
+    return check(forked_config(read_config(parent), typed(cfg, overrides), cfg), "TrainSettings")
 
 
 def _wait_for(folder: Path) -> Path:

@@ -17,10 +17,11 @@ CUSTOM = "softattn_lm.config.custom.custom"
 SECTIONS = {"training": "TrainingSettings", "trainer": "TrainerSettings", "logger": "LoggerSettings"}
 
 
-def check(cfg: dict[str, Any], settings: str) -> dict[str, Any]:
+def check(cfg: dict[str, Any], settings: str, files: bool = True) -> dict[str, Any]:
     """The config with every number in the type its argument has (1e6 an int, 1 a float).
 
-    `settings` names the class that types the top level. Raises UserError for the first thing that does not fit.
+    `settings` names the class that types the top level; `files`: whether files that it names must be there. Raises
+    UserError for the first thing that does not fit.
     """
     top = _known(SETTINGS + settings)
     checked: dict[str, Any] = {}
@@ -34,7 +35,7 @@ def check(cfg: dict[str, Any], settings: str) -> dict[str, Any]:
         else:
             checked |= check_arguments("", {key: value}, top, given=())
     cfg = {key: checked[key] for key in cfg}
-    check_rules(cfg)
+    check_rules(cfg, files)
     return cfg
 
 

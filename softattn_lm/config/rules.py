@@ -36,7 +36,10 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("training.save_every", "training.num_workers"), _from(0)),
     **dict.fromkeys(("steps", "tokens", "batch_size", "max_new_tokens", "top_k", "n"), _from(1)),
     **dict.fromkeys(("model.context", "model.n_head", "model.n_kv_head", "model.head_dim", "model.d_model"), _from(1)),
-    **dict.fromkeys(("model.mlp_width", "mask.window", "projections.rank", "attention.top"), _from(1)),
+    **dict.fromkeys(("model.mlp_width", "mask.window", "attention.top"), _from(1)),
+    **dict.fromkeys(("projections.rank", "projections.q_rank"), _from(1)),
+    "model.short_conv": ("2 tokens or more, or 0 for none", lambda value: value == 0 or value >= 2),
+    "projections.rope_dim": ("an even number from 0 on", lambda value: value >= 0 and value % 2 == 0),
     **dict.fromkeys(("attention.query_block", "attention.key_block", "trainer.num_nodes"), _from(1)),
     **dict.fromkeys(("training.accumulate", "training.val_every", "training.log_every"), _from(1)),
     "training.keep_steps": (
@@ -58,8 +61,8 @@ _RULES: dict[str, Rule] = {
 }
 
 
-def check_rules(cfg: dict[str, Any]) -> None:
-    """Raises UserError for the first rule that the config breaks."""
+def check_rules(cfg: dict[str, Any], files: bool = True) -> None:
+    """Raises UserError for the first rule that the config breaks; `files` that are not there are one."""
     for key, (says, holds) in _RULES.items():
         for typed, value in _values(cfg, key):
             if value is not None and not holds(value):
@@ -69,6 +72,7 @@ def check_rules(cfg: dict[str, Any]) -> None:
         _batch(cfg)
     if isinstance(cfg.get("model"), dict):
         _heads(cfg["model"])
+        _latent(cfg["model"])
         _patterns(cfg, cfg["model"].get("n_layer"))
     for typed, sinks in _values(cfg, "mask.sinks"):
         window = typed.removesuffix("sinks") + "window"
@@ -77,7 +81,8 @@ def check_rules(cfg: dict[str, Any]) -> None:
         _fits_context(cfg, typed, sinks, window)
     if isinstance(cfg.get("data"), dict):
         _splits(cfg["data"])
-    _files(cfg)
+    if files:
+        _files(cfg)
 
 
 def _values(cfg: dict[str, Any], key: str) -> Iterator[tuple[str, Any]]:
@@ -197,9 +202,33 @@ def _heads(model: dict[str, Any]) -> None:
     position = model.get("position")
     if isinstance(position, dict) and ".rotary." in str(position.get("_target_")):
         width = head_dim or d_model // n_head
+        if _is_latent(model):
+            return
         turned = round(width * (position.get("fraction") or 1.0))
         if turned % 2:
             raise UserError(
                 f"position=rotary turns pairs of components, but {turned} of a head's {width} would turn; "
                 "type an even model.head_dim, or another position"
             )
+
+
+def _is_latent(model: dict[str, Any]) -> bool:
+    return ".latent." in str((model.get("projections") or {}).get("_target_"))
+
+
+def _latent(model: dict[str, Any]) -> None:
+    """Its rotation turns a part of each head, and its cache has no room for what is added to keys or values."""
+    if not _is_latent(model):
+        return
+    for setting, none in (("short_conv", "0"), ("value_embeddings", "false"), ("value_residual", "false")):
+        if model.get(setting):
+            raise UserError(
+                f"projections=latent caches what keys and values are made of, and model.{setting}="
+                f"{str(model[setting]).lower()} changes them; type model.{setting}={none}, or projections=separate"
+            )
+    turned, position = model["projections"].get("rope_dim"), model.get("position") or {}
+    if turned == 0 and ".rotary." in str(position.get("_target_")):
+        raise UserError(
+            "projections.rope_dim=0 leaves position=rotary nothing to turn; type an even projections.rope_dim, or "
+            "position=none"
+        )

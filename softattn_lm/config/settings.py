@@ -32,6 +32,7 @@ class TrainSettings:
     epochs: float | None = None
     batch_size: int = 12  # sequences per optimizer step, over all devices and accumulation steps
     resume: str | None = None
+    fork: str | None = None  # <run>@<step>: what this run starts from
     trust: str | None = None
     describe: bool = False
 
@@ -51,6 +52,8 @@ class TrainingSettings:
     keep_steps: list[int] | Literal["log"] = field(default_factory=list)
     num_workers: int = 0
     nonfinite: Literal["stop", "skip"] = "stop"
+    max_skipped: int = 10  # over the whole run, with nonfinite="skip"
+    telemetry: bool = True  # what attention does inside, at validations
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,28 @@ class EvaluateSettings:
     batch_size: int = 32
     by_position: bool = False
     device: str = "auto"
+    trust: str | None = None
+
+
+@dataclass(frozen=True)
+class TelemetrySettings:
+    """configs/telemetry.yaml."""
+
+    runs: str = "runs"
+    figure: str | None = None
+
+
+@dataclass(frozen=True)
+class ProbeScaleSettings:
+    """configs/probe_scale.yaml."""
+
+    runs: str = "runs"
+    checkpoint: str = "last"
+    keys: int = 64
+    rows: int = 100_000
+    d_k: list[int] = field(default_factory=lambda: [16, 32, 64, 128, 256, 512, 1024])
+    d_model: int = 128
+    seed: int = 0
     trust: str | None = None
 
 

@@ -2,9 +2,9 @@
 command.
 """
 
-from softattn_lm.contract import dropout, kernels, models
+from softattn_lm.contract import dropout, kernels, models, recurrence
 from softattn_lm.contract.property import PROPERTIES, Verdict, run_property
 from softattn_lm.contract.subject import Subject
 
-# Importing the two modules registers their properties.
-__all__ = ["PROPERTIES", "Subject", "Verdict", "dropout", "kernels", "models", "run_property"]
+# Importing the modules registers their properties.
+__all__ = ["PROPERTIES", "Subject", "Verdict", "dropout", "kernels", "models", "recurrence", "run_property"]

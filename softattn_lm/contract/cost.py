@@ -69,10 +69,11 @@ def kernel_costs(subject: Subject) -> list[Cost]:
             visible = Visibility(length) if mask is None else mask.visibility(Visibility(length), length)
             generator = torch.Generator().manual_seed(0)
             q, k, v, dy = (torch.randn(1, HEADS, length, HEAD_DIM, generator=generator) for _ in range(4))
+            x = torch.randn(1, length, HEADS * HEAD_DIM, generator=generator)
             leaves = [x.requires_grad_(trains) for x in (q, k, v)]
 
             def step() -> None:
-                y = kernel(q, k, v, scale=HEAD_DIM**-0.5, visible=visible)
+                y = kernel(q, k, v, scale=HEAD_DIM**-0.5, visible=visible, features=kernel.features(x))
                 if trains:
                     torch.autograd.grad(y, leaves, dy, allow_unused=True)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from softattn_lm.attention.kernel import AttentionKernel
 from softattn_lm.attention.visibility import Visibility
 from softattn_lm.contract.property import Measure, close, differs, holds, not_tried, same_bits
-from softattn_lm.contract.subject import Subject, inputs, visibilities
+from softattn_lm.contract.subject import Subject, features, features_of, hidden, inputs, visibilities
 
 P, T = 0.5, 24  # the width of a head is T as well, so that values can be unit vectors
 
@@ -32,8 +32,9 @@ def dropout_is_for_training(subject: Subject) -> Iterator[Measure]:
     q, k, v = inputs(T, width=T)
     unit = torch.eye(T).expand(*q.shape[:2], T, T)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
+        made = features(kernel, T, width=T)
         for mask, visible in visibilities(subject, T, 0):
-            given: dict[str, Any] = {"scale": 0.5, "visible": visible}
+            given: dict[str, Any] = {"scale": 0.5, "visible": visible, "features": made}
             quiet, a = kernel.eval()(q, k, v, **given), kernel.weights(q, k, **given)
             yield same_bits(quiet, kernel(q, k, v, **given), f"two calls in eval, {mask}")
             yield close(quiet, a @ v, 2e-5, f"eval against the weights, {mask}")
@@ -43,7 +44,7 @@ def dropout_is_for_training(subject: Subject) -> Iterator[Measure]:
             yield close(torch.where(kept, dropped, 0.0), torch.where(kept, a / (1 - P), 0.0), 2e-5, f"entries, {mask}")
             share = kept[a > 0].float().mean().item()
             yield Measure(abs(share - (1 - P)), 0.1, f"share of entries that are kept, {mask}")
-        causal: dict[str, Any] = {"scale": 0.5, "visible": Visibility(T)}
+        causal: dict[str, Any] = {"scale": 0.5, "visible": Visibility(T), "features": made}
         first, second = (_seeded(kernel, q, k, v, seed, **causal) for seed in (0, 1))
         yield differs(first, second, "two draws in training are equal")
         if subject.kernel().reads_every_key and kernel.differentiable:
@@ -76,17 +77,25 @@ def dropout_keeps_the_mask(subject: Subject) -> Iterator[Measure]:
     with torch.random.fork_rng(devices=[]):
         for mask, visible in visibilities(subject, T, 0):
             given: dict[str, Any] = {"scale": 0.5, "visible": visible}
-            q, k, v = (x.requires_grad_() for x in inputs(T, width=T))
-            y = _seeded(kernel, q, k, v, 0, **given)
+            q, k, v, x = (x.requires_grad_() for x in (*inputs(T, width=T), hidden(T, width=T)))
+            made = features_of(kernel, x)
+            y = _seeded(kernel, q, k, v, 0, **given, features=made)
             step = 100.0 * (torch.arange(T) >= t)[:, None]
-            changed = _seeded(kernel, q.detach() + step, k.detach() + step, v.detach() + step, 0, **given)
+            later = features_of(kernel, x.detach() + step)
+            changed = _seeded(kernel, *(x.detach() + step for x in (q, k, v)), 0, **given, features=later)
             yield same_bits(changed[:, :, :t], y[:, :, :t], f"row before {t}, {mask}")
             g = torch.randn(y.shape, generator=torch.Generator().manual_seed(0))
-            dk, dv = torch.autograd.grad(
-                (y[:, :, :t] * g[:, :, :t]).sum(), (k, v), retain_graph=True, allow_unused=True, materialize_grads=True
+            dk, dv, dx = torch.autograd.grad(
+                (y[:, :, :t] * g[:, :, :t]).sum(),
+                (k, v, x),
+                retain_graph=True,
+                allow_unused=True,
+                materialize_grads=True,
             )
-            yield Measure(max(x[:, :, t:].abs().max().item() for x in (dk, dv)), 0.0, f"gradient to the future, {mask}")
+            future = [dk[:, :, t:], dv[:, :, t:], dx[:, t:]]
+            yield Measure(max(part.abs().max().item() for part in future), 0.0, f"gradient to the future, {mask}")
             (dv,) = torch.autograd.grad((y * g).sum(), v)
             with torch.no_grad():
-                drawn = _seeded(kernel, q, k, torch.eye(T).expand(*q.shape[:2], T, T), 0, **given)
+                unit = torch.eye(T).expand(*q.shape[:2], T, T)
+                drawn = _seeded(kernel, q, k, unit, 0, **given, features=made)
             yield close(dv, drawn.transpose(-2, -1) @ g, 2e-5, f"dv is Aᵀ dy for the A that was drawn, {mask}")

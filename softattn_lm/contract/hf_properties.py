@@ -1,5 +1,4 @@
-"""What a Hugging Face model must keep: the properties of the contract that make sense for logits, by the same names.
-"""
+"""What a Hugging Face model must keep: the properties of the contract that make sense for logits, by the same names."""
 
 from __future__ import annotations
 

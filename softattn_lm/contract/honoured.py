@@ -11,10 +11,11 @@ from torch import Tensor
 
 from softattn_lm.attention.bias import TensorBias
 from softattn_lm.attention.cache import expand_groups
+from softattn_lm.attention.kernel import AttentionKernel
 from softattn_lm.attention.pattern import Pattern
 from softattn_lm.attention.visibility import Visibility
 from softattn_lm.contract.property import difference
-from softattn_lm.contract.subject import H, Subject, inputs, packed
+from softattn_lm.contract.subject import H, Subject, features, inputs, packed
 
 # Option as people say it -> its name in `AttentionKernel.refuses`, or of a constructor's argument.
 REFUSED_AS = {
@@ -71,7 +72,8 @@ def _acts(subject: Subject, option: str) -> bool:
             return _SAME[option](subject)
         if option == "dropout":
             kernel = subject.kernel(dropout=0.5)
-            return not torch.equal(kernel.train()(*qkv, **_given(new)), kernel.eval()(*qkv, **_given(new)))
+            given = _given(kernel, new)
+            return not torch.equal(kernel.train()(*qkv, **given), kernel.eval()(*qkv, **given))
         name, value = ARGUMENTS.get(option, ("", None))
         options: dict[str, Any] = {name: value} if name else {}
         kernel = subject.kernel(**options)
@@ -81,21 +83,22 @@ def _acts(subject: Subject, option: str) -> bool:
             "documents": {"visible": Visibility(new, documents=packed(new))},
             "bias": {"bias": TensorBias(torch.randn(H, new, new, generator=torch.Generator().manual_seed(0)))},
         }
-        given = _given(new) | changes.get(option, {})
+        given = _given(kernel, new) | changes.get(option, {})
         y = kernel(*qkv, **given)
-        changed = not torch.equal(y, subject.kernel()(*qkv, **_given(new)))
+        plain = subject.kernel()
+        changed = not torch.equal(y, plain(*qkv, **_given(plain, new)))
         return changed and difference(y, kernel.weights(*qkv[:2], **given) @ qkv[2]) < 2e-5
 
 
-def _given(new: int, past: int = 0) -> dict[str, Any]:
-    return {"scale": 0.5, "visible": Visibility(new, past)}
+def _given(kernel: AttentionKernel, new: int, past: int = 0) -> dict[str, Any]:
+    return {"scale": 0.5, "visible": Visibility(new, past), "features": features(kernel, new, past)}
 
 
 def _grouped(subject: Subject) -> bool:
     kernel, (q, k, v) = subject.kernel(), inputs(6, keys=2)
-    wide = expand_groups(k, H), expand_groups(v, H)
-    y: Tensor = kernel(q, k, v, **_given(6)) if kernel.grouped else kernel(q, *wide, **_given(6))
-    return difference(y, kernel.weights(q, wide[0], **_given(6)) @ wide[1]) < 2e-5
+    wide, given = (expand_groups(k, H), expand_groups(v, H)), _given(kernel, 6)
+    y: Tensor = kernel(q, k, v, **given) if kernel.grouped else kernel(q, *wide, **given)
+    return difference(y, kernel.weights(q, wide[0], **given) @ wide[1]) < 2e-5
 
 
 def _behind_a_cache(subject: Subject) -> bool:
@@ -106,7 +109,8 @@ def _behind_a_cache(subject: Subject) -> bool:
 
 def _fewer_queries(subject: Subject) -> bool:
     kernel, (q, k, v) = subject.kernel(), inputs(9)
-    return difference(kernel(q[:, :, 5:], k, v, **_given(4, 5)), kernel(q, k, v, **_given(9))[:, :, 5:]) < 2e-5
+    few = kernel(q[:, :, 5:], k, v, **_given(kernel, 4, 5))
+    return difference(few, kernel(q, k, v, **_given(kernel, 9))[:, :, 5:]) < 2e-5
 
 
 _SAME: dict[str, Callable[[Subject], bool]] = {

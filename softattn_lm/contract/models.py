@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from softattn_lm.attention.pattern import Pattern
+from softattn_lm.attention.projections import Separate
 from softattn_lm.attention.scale import Constant, InverseDim, InverseSqrt, LearnedPerHead, LogLength
 from softattn_lm.attention.visibility import Causal
 from softattn_lm.contract.property import Measure, close, differs, holds, not_tried, same_bits
@@ -67,7 +68,7 @@ def model_hides_the_future(subject: Subject) -> Iterator[Measure]:
     changed[:, 7:] = (changed[:, 7:] + 1) % 11
     for where, position in positions(subject).items():
         for mask_name, mask in masks(subject).items():
-            model = subject.model(position=position, mask=mask, smear=True, value_embeddings=True)
+            model = subject.model(position=position, mask=mask, **_extras(subject))
             for training in (False, True):
                 model.train(training)
                 with torch.no_grad():
@@ -87,8 +88,10 @@ def cached_equals_full(subject: Subject) -> Iterator[Measure]:
     }
     if "scale" not in subject.settings:
         shapes |= {f"rotary, scale {s}": {"position": Rotary, "scale": scale} for s, scale in SCALES.items()}
+    shapes = {where: settings | {"smear": True} for where, settings in shapes.items()}
+    shapes["rotary, every part"] = {"position": Rotary, **_extras(subject)}
     for where, settings in shapes.items():
-        model = subject.model(n_kv_head=2, smear=True, value_embeddings=True, **settings)
+        model = subject.model(n_kv_head=2, **settings)
         with torch.no_grad():
             full = model(idx)
             for chunks in ([1] * 16, [5, 11], [7, 1, 1, 7]):
@@ -99,7 +102,7 @@ def cached_equals_full(subject: Subject) -> Iterator[Measure]:
 
 @holds("beyond the context, decoding with the cache equals computing the text again under the same window")
 def cached_equals_full_beyond_the_window(subject: Subject) -> Iterator[Measure]:
-    refusal = subject.refusal("window")
+    refusal = _bounded(subject)
     if refusal:
         yield not_tried(f"a context is a window: {refusal}")
         return
@@ -139,7 +142,7 @@ def documents_are_apart(subject: Subject) -> Iterator[Measure]:
         variants = masks(subject)
     for where, position in positions(subject).items():
         for mask_name, mask in variants.items():
-            model = subject.model(position=position, mask=mask, smear=True, value_embeddings=True, scale=LogLength)
+            model = subject.model(position=position, mask=mask, scale=LogLength, **_extras(subject))
             place = f"{where}, {mask_name}"
             with torch.no_grad():
                 alone = torch.cat([model(part) for part in idx.split(lengths, dim=1)], dim=1)
@@ -164,6 +167,9 @@ def returned_weights_are_used(subject: Subject) -> Iterator[Measure]:
     with torch.no_grad():
         logits, weights = model(idx, return_weights=True)
         yield same_bits(logits, model(idx), "logits")
+        if any(model.recurrent):
+            yield not_tried("with a cache, a state has no weights of past keys")
+            return
         cache = model.new_cache()
         model(idx[:, :4], cache)
         _, last = model(idx[:, 4:], cache, return_weights=True)
@@ -178,13 +184,33 @@ def returned_weights_are_used(subject: Subject) -> Iterator[Measure]:
 def greedy_text_needs_no_cache(subject: Subject) -> Iterator[Measure]:
     from softattn_lm.model.generate import generate
 
-    # Without a window there is nothing beyond the context.
-    greedy = partial(generate, max_new_tokens=48 if subject.honours("window") else 10, temperature=0.0)
+    # Without a window there is nothing beyond the context, but for a state, which reads everything.
+    greedy = partial(generate, max_new_tokens=10 if _bounded(subject) else 48, temperature=0.0)
     for where, position in positions(subject).items():
         model = subject.model(position=position, smear=True)
         prompt = text(1, 6)[0].tolist()
         with_cache, without = (torch.tensor(list(greedy(model, prompt, use_cache=c))) for c in (True, False))
         yield same_bits(with_cache, without, where)
+
+
+def _extras(subject: Subject) -> dict[str, Any]:
+    """The parts around a kernel that reach beyond a token, but for those that the chosen projections refuse."""
+    policy = subject.settings.get("projections", Separate)
+    refused = getattr(policy, "func", policy).refuses
+    extras = {
+        "smear": True,
+        "value_embeddings": True,
+        "short_conv": 3,
+        "value_residual": True,
+        "output_gate": "element",
+    }
+    return {name: value for name, value in extras.items() if name not in refused}
+
+
+def _bounded(subject: Subject) -> str | None:
+    """Why it goes no further than the context: a layer that remembers keys cannot have a window over them."""
+    reasons = (kernel.refuses.get("window") for kernel in subject.kernels() if not kernel.recurrent)
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def _chosen_masks(subject: Subject) -> list[Any]:

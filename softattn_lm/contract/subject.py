@@ -126,6 +126,32 @@ def inputs(
     return q, k, v
 
 
+def hidden(total: int, seed: int = 0, batch: int = B, width: int = D) -> Tensor:
+    """x (B, S, C), the input of a block with S tokens, of which a kernel may make features: independent N(0, 1)."""
+    generator = torch.Generator().manual_seed(7000 * total + seed)
+    return torch.randn(batch, total, H * width, generator=generator)
+
+
+def features_of(kernel: AttentionKernel, x: Tensor, dtype: torch.dtype = torch.float32) -> Tensor | None:
+    """(B, S, C) -> (B, H, S, E) in the dtype of q, k and v, or None of a kernel that reads those only."""
+    own = next((parameter.dtype for parameter in kernel.parameters()), x.dtype)
+    made = kernel.features(x.to(own))
+    return None if made is None else made.to(dtype)
+
+
+def features(
+    kernel: AttentionKernel,
+    new: int,
+    past: int = 0,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    batch: int = B,
+    width: int = D,
+) -> Tensor | None:
+    """(B, H, S, E) beside the q, k and v of `inputs`, or None."""
+    return features_of(kernel, hidden(past + new, seed, batch, width), dtype)
+
+
 def packed(total: int) -> Tensor:
     """(B, S) document numbers: three texts in the first row; two texts between padding in the second."""
     index = torch.arange(total)

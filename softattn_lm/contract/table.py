@@ -16,6 +16,7 @@ from softattn_lm.contract.trial import trial
 
 _AUTHORS = r"[A-Z][\w’'-]+(?: (?:and|&) [A-Z][\w’'-]+| et al\.)?"
 _PAPER = re.compile(rf"({_AUTHORS} \d{{4}})(?: \([^)]*\))?,\s+arXiv:(\d{{4}}\.\d{{4,5}})")
+GROUPS = 2  # key heads of the models whose cache is measured; like H and D, a number that stands for one thing only
 _HEAD = ("attention", "formula", "source", "implementation", "refuses", "cache", "contract")
 
 
@@ -28,8 +29,9 @@ def tables(variants: Iterable[tuple[str, Subject]]) -> str:
         said = dict.fromkeys(OPTIONS, "yes") | dict.fromkeys(refused, "refused") | dict.fromkeys(dropped, "**ignored**")
         matrix.append((f"`{name}`", *said.values()))
     notes = (
-        "`cache`: bytes per token and layer in float32, for G key heads of width D. `contract`: properties of "
-        "softattn_lm/contract, of which those that need a backward pass are not tried where there is none."
+        "`cache`: bytes per token and layer in float32, for H heads and G key heads of width D; of a recurrent one the "
+        "bytes of a layer however many tokens there are. `contract`: properties of softattn_lm/contract, of which those "
+        "that need a backward pass are not tried where there is none."
     )
     return "\n\n".join((_markdown(_HEAD, rows), notes, _markdown(("attention", *OPTIONS), matrix)))
 
@@ -52,7 +54,7 @@ def _row(name: str, subject: Subject) -> tuple[str, ...]:
         ", ".join(f"[{paper}](https://arxiv.org/abs/{number})" for number, paper in papers.items()),
         f"[{file.rpartition('/')[2]}]({file}), {'its own' if own else 'weights times values'}",
         _cell(refused) or "nothing",
-        f"{_cache_bytes(subject) / (H * D):g}·G·D",
+        _cache(subject),
         f"**fails: {', '.join(failed)}**" if failed else said,
     )
 
@@ -63,13 +65,29 @@ def _formula(text: str) -> str:
     return " ".join(first.split()).rstrip(",:")
 
 
-def _cache_bytes(subject: Subject) -> float:
-    """Per token and layer, in float32."""
-    model = subject.model()
+def _cache(subject: Subject) -> str:
+    """Bytes per token and layer, or of a state, in letters."""
+    model = subject.model(n_layer=1, n_kv_head=GROUPS)
     cache = model.new_cache()
     with torch.no_grad():
         model(torch.zeros(1, 4, dtype=torch.int64), cache)
-    return cache.bytes_per_token() / model.n_layer
+    rows = [(held.shape[1], held.shape[3], held.element_size()) for held in cache.streams(0).values()]
+    if rows:
+        return _in_letters(rows)
+    state = cache.state(0, 1) or {}
+    return "constant: " + _in_letters([(*held.shape[1:], held.element_size()) for held in state.values()])
+
+
+def _in_letters(sizes: Iterable[tuple[int, ...]]) -> str:
+    """Products of shapes and bytes, as "8·G·D + 4·H"."""
+    letters = {GROUPS: "G", H: "H", D: "D"}
+    found: dict[str, int] = {}
+    for *shape, each in sizes:
+        for size in shape:
+            each *= 1 if size in letters else size
+        product = "·".join(letters[size] for size in shape if size in letters)
+        found[product] = found.get(product, 0) + each
+    return " + ".join("·".join((str(number), *filter(None, [product]))) for product, number in found.items())
 
 
 def _cell(text: str) -> str:

@@ -22,7 +22,7 @@ def trial(subject: Subject) -> Iterator[Verdict]:
     untried = dict(subject.untried)
     if isinstance(subject.policy, Pattern):
         for name, known in PROPERTIES.items():
-            if known.measure.__module__.endswith((".kernels", ".dropout")):
+            if known.measure.__module__.endswith((".kernels", ".dropout", ".recurrence")):
                 untried[name] = "a pattern has a kernel per layer; check each by itself"
     yield from try_all(subject, measures, untried)
 

@@ -1,17 +1,18 @@
 """One layer, and how a policy becomes the object that a layer uses."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from softattn_lm.attention.block import CausalSelfAttention, Given
+from softattn_lm.attention.block import Attended, CausalSelfAttention, Given
 from softattn_lm.attention.cache import KVCache
 from softattn_lm.attention.projections import Projections, Separate
 from softattn_lm.errors import UserError
 from softattn_lm.model.layers import MLP, MLPKind, ValueEmbedding
+from softattn_lm.position.rotary import Rotary
 
 
 def make(policy: Callable[..., Any], **shapes: int | bool) -> Any:
@@ -19,6 +20,19 @@ def make(policy: Callable[..., Any], **shapes: int | bool) -> Any:
     bound = getattr(policy, "keywords", {})
     asked = inspect.signature(policy).parameters
     return policy(**{name: shape for name, shape in shapes.items() if name in asked and name not in bound})
+
+
+def turned_width(projections: Sequence[Projections], position: Callable[..., Any]) -> dict[str, int]:
+    """The head_dim of a position that may turn a part of each head only. Raises UserError if that part is empty."""
+    width = projections[0].turned if projections else None
+    if width is None:
+        return {}
+    if width == 0 and getattr(position, "func", position) is Rotary:
+        raise UserError(
+            "projections.rope_dim=0 leaves position=rotary nothing to turn; type an even projections.rope_dim, or "
+            "position=none"
+        )
+    return {"head_dim": width}
 
 
 class Block(nn.Module):
@@ -39,16 +53,23 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Tensor, idx: Tensor, given: Given, cache: KVCache | None, return_weights: bool
-    ) -> tuple[Tensor, Tensor | None]:
+        self,
+        x: Tensor,
+        idx: Tensor,
+        given: Given,
+        cache: KVCache | None,
+        return_weights: bool,
+        first: Tensor | None = None,
+    ) -> Attended:
+        """first: the values of the first layer, (B, G, T, D). The answer's y is the stream."""
         value = None if self.value is None else self.value(idx)  # (B, G, T, D)
-        y, weights = self.attention(
-            self.attention_norm(x), given, value=value, cache=cache, return_weights=return_weights
+        y, weights, values = self.attention(
+            self.attention_norm(x), given, value=value, first=first, cache=cache, return_weights=return_weights
         )
         x = x + self.dropout(y)
         if self.mlp is not None and self.mlp_norm is not None:
             x = x + self.dropout(self.mlp(self.mlp_norm(x)))
-        return x, weights
+        return Attended(x, weights, values)
 
 
 def given_width(projections: Projections, mlp: MLPKind, shapes: Mapping[str, Any]) -> int:

@@ -9,14 +9,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from softattn_lm.attention.block import CausalSelfAttention, Given, QKNorm
+from softattn_lm.attention.block import CausalSelfAttention, Given, OutputGate, QKNorm
 from softattn_lm.attention.cache import Keep, KVCache
 from softattn_lm.attention.pattern import Pattern, of_layer
 from softattn_lm.attention.projections import Projections
 from softattn_lm.attention.visibility import Causal, Visibility
 from softattn_lm.errors import UserError
-from softattn_lm.model.block import Block, given_width, make
+from softattn_lm.model.block import Block, given_width, make, turned_width
 from softattn_lm.model.documents import continue_documents
+from softattn_lm.model.honoured import check_kernels, check_projections
 from softattn_lm.model.layers import MLP, MLPKind, NormKind, Smear, ValueEmbedding, default_width, make_norm
 from softattn_lm.model.parameters import Initialiser, InitKind, ParameterRole, parameter_roles
 from softattn_lm.position.base import Places, Position
@@ -32,7 +33,7 @@ class DecoderLM(nn.Module):
 
     Shapes: head_dim defaults to d_model / n_head, n_kv_head to n_head, mlp_width to 4·C (SwiGLU: 8/3·C).
     final_cap: logits become c · tanh(logits / c). Riviere et al. 2024, arXiv:2408.00118. init, zero_out: see
-    Initialiser.
+    Initialiser. qk_norm, short_conv, output_gate, value_residual: see CausalSelfAttention.
 
     Raises UserError when parts do not fit each other.
     """
@@ -67,6 +68,9 @@ class DecoderLM(nn.Module):
         final_cap: float | None = None,
         smear: bool = False,
         value_embeddings: bool = False,
+        short_conv: int = 0,
+        output_gate: OutputGate = "none",
+        value_residual: bool = False,
         dropout: float = 0.0,
         seed: int = 0,
     ) -> None:
@@ -84,6 +88,7 @@ class DecoderLM(nn.Module):
             )
         head_dim = d_model // n_head if head_dim is None else head_dim
         self.vocab_size, self.context, self.n_layer, self.final_cap = vocab_size, context, n_layer, final_cap
+        self.short_conv = short_conv
         self.masks: list[Causal] = [of_layer(mask, layer) for layer in range(n_layer)]
         shapes = {
             "n_head": n_head,
@@ -96,7 +101,11 @@ class DecoderLM(nn.Module):
 
         self.embed = nn.Embedding(vocab_size, d_model)
         policies = position.layers if isinstance(position, Pattern) else [position]
-        self.positions = nn.ModuleList([make(p, **shapes) for p in policies])
+        projected: list[Projections] = [make(projections, **shapes) for _ in range(n_layer)]
+        added = {"short_conv": short_conv, "value_embeddings": value_embeddings, "value_residual": value_residual}
+        for each in projected[:1]:
+            check_projections(each, added)
+        self.positions = nn.ModuleList([make(p, **shapes | turned_width(projected, p)) for p in policies])
         if len(policies) > 1 and self.absolute:
             raise UserError(
                 "position.pattern mixes policies per layer, and learned or sinusoidal ones act on the input; use "
@@ -107,7 +116,6 @@ class DecoderLM(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList()
         for layer in range(n_layer):
-            projected: Projections = make(projections, **shapes)
             attended = CausalSelfAttention(
                 layer,
                 d_model,
@@ -115,11 +123,14 @@ class DecoderLM(nn.Module):
                 head_dim,
                 kernel=make(of_layer(attention, layer), layer=layer, **shapes),
                 scale=make(scale, **shapes),
-                projections=projected,
+                projections=projected[layer],
                 qk_norm=qk_norm,
                 bias=bias,
+                short_conv=short_conv,
+                output_gate=output_gate,
+                value_residual=value_residual,
             )
-            width = (mlp_width or default_width(mlp, d_model)) + given_width(projected, mlp, shapes)
+            width = (mlp_width or default_width(mlp, d_model)) + given_width(projected[layer], mlp, shapes)
             block_mlp = None if mlp == "none" else MLP(mlp, d_model, width, bias)
             # Every second layer, the last included.
             value = (
@@ -127,7 +138,7 @@ class DecoderLM(nn.Module):
             )
             norms = [make_norm(norm, d_model, norm_gain, bias) for _ in range(2)]
             self.blocks.append(Block(attended, block_mlp, value, norms, dropout))
-        self._check_honoured()
+        check_kernels([block.attention for block in self.layers], self.masks, self.position_per_layer)
         self.final_norm = make_norm(norm, d_model, norm_gain, bias)
         self.head = nn.Linear(d_model, vocab_size, bias=False)
         if tie_head:
@@ -150,7 +161,8 @@ class DecoderLM(nn.Module):
 
         cache: what earlier calls remembered; this call's tokens are added to it. start: position of the first token
         when there is no cache. documents (B, T): which packed text each token belongs to, −1 for padding; needs a mask
-        that keeps documents apart. A query reads at most `context` keys, itself included, however long the text is.
+        that keeps documents apart. A query reads at most `context` keys, itself included, however long the text is;
+        that of a recurrent kernel reads all of it.
         """
         if documents is not None and not self.packs_documents:
             raise UserError(
@@ -170,10 +182,11 @@ class DecoderLM(nn.Module):
             places = continue_documents(documents, cache)  # (B, T)
         given = self._given(places, start, new, documents, cache, idx.device)
         x = self._embed(idx, places, cache)
-        every_layer = []
+        every_layer, first = [], None
         for block, here in zip(self.layers, given, strict=True):
-            x, weights = block(x, idx, here, cache, return_weights)
+            x, weights, values = block(x, idx, here, cache, return_weights, first)
             every_layer.append(weights)
+            first = values if first is None else first
         if cache is not None:
             cache.advance(new)
         logits = self.head(self.final_norm(x))  # (B, T, V)
@@ -202,28 +215,40 @@ class DecoderLM(nn.Module):
         device: torch.device,
     ) -> list[Given]:
         """What each layer is handed; layers with the same mask and position share one object."""
-        made: dict[tuple[int, int], Given] = {}
+        made: dict[tuple[int, int, bool], Given] = {}
         positions = self.position_per_layer
-        one_stream = cache is not None and any(block.attention.projections.one_stream for block in self.layers)
+        late = cache is not None and any(block.attention.projections.late for block in self.layers)
+        own = places if isinstance(places, Tensor) else None
         layers = []
         for layer, (mask, position) in enumerate(zip(self.masks, positions, strict=True)):
-            key = (id(mask), id(position))
+            recurrent = self.recurrent[layer]
+            key = (id(mask), id(position), recurrent)
             if key not in made:
-                past = 0 if cache is None else cache.past(layer)
+                past = 0 if cache is None else cache.length if recurrent else cache.past(layer)
                 shared = Visibility(new, past, start=start, documents=documents, device=device)
-                if documents is not None and isinstance(places, Tensor):
-                    shared = shared.remember(documents, places, cache, layer)
-                visible = mask.visibility(shared, self.context)
-                rotation = position.rotation(places)
-                of_keys = visible.key_positions if shared.places is None else shared.places
-                key_rotation = position.rotation(of_keys) if one_stream and rotation is not None else None
-                made[key] = Given(visible, rotation, key_rotation, position.bias(visible))
+                if documents is not None and own is not None:
+                    shared = shared.remember(documents, own, cache, layer)
+                # A state reads all of the past; its masks have no window, which its kernel refuses.
+                visible = shared if recurrent else mask.visibility(shared, self.context)
+                rotation, key_rotation = position.rotation(places), None
+                if late and rotation is not None and not recurrent:
+                    of_keys = visible.key_positions if shared.places is None else shared.places
+                    key_rotation = position.rotation(of_keys)
+                made[key] = Given(visible, rotation, key_rotation, position.bias(visible), own)
             layers.append(made[key])
         return layers
 
     def new_cache(self) -> KVCache:
-        """An empty cache that keeps what the next query of each layer may read besides itself."""
-        return KVCache([Keep(mask.span(self.context) - 1, mask.sinks) for mask in self.masks])
+        """An empty cache that keeps what the next query of each layer may read besides itself; of a recurrent one its
+        state, and no tokens.
+        """
+        tokens = [Keep(mask.span(self.context) - 1, mask.sinks) for mask in self.masks]
+        return KVCache([Keep(0) if state else keep for keep, state in zip(tokens, self.recurrent, strict=True)])
+
+    @property
+    def recurrent(self) -> list[bool]:
+        """Of each layer: whether decoding remembers a state in the place of keys and values."""
+        return [block.attention.kernel.recurrent for block in self.layers]
 
     @property
     def layers(self) -> list[Block]:
@@ -233,13 +258,20 @@ class DecoderLM(nn.Module):
     def position_per_layer(self) -> list[Position]:
         return [cast(Position, self.positions[layer % len(self.positions)]) for layer in range(self.n_layer)]
 
-    @torch.no_grad()
     def cache_bytes_per_token(self) -> int:
         """What decoding remembers of one more token, over all layers, until its window has passed."""
+        return self._cache_of_one_token().bytes_per_token()
+
+    def cache_state_bytes(self) -> int:
+        """What decoding remembers however many tokens there are, over all layers."""
+        return self._cache_of_one_token().state_bytes()
+
+    @torch.no_grad()
+    def _cache_of_one_token(self) -> KVCache:
         cache, was_training = self.new_cache(), self.training
         self.eval()(torch.zeros(1, 1, dtype=torch.long, device=self.embed.weight.device), cache)
         self.train(was_training)
-        return cache.bytes_per_token()
+        return cache
 
     @property
     def packs_documents(self) -> bool:
@@ -254,9 +286,10 @@ class DecoderLM(nn.Module):
     @property
     def receptive_field(self) -> int | None:
         """How many last tokens can influence a logit, however long the text is; None if the first ones always can."""
-        if any(mask.sinks for mask in self.masks):
+        if any(self.recurrent) or any(mask.sinks for mask in self.masks):
             return None
-        return sum(mask.span(self.context) - 1 for mask in self.masks) + 1 + (self.smear is not None)
+        convolved = self.n_layer * max(0, self.short_conv - 1)
+        return sum(mask.span(self.context) - 1 for mask in self.masks) + convolved + 1 + (self.smear is not None)
 
     # -- parameters ---------------------------------------------------------------------------------------------------
 
@@ -273,22 +306,3 @@ class DecoderLM(nn.Module):
             biased = self.position_per_layer[layer].bias(visible) is not None
             lines.append(block.attention.kernel.explain(visible, device, biased))
         return sorted({line for line in lines if line is not None})
-
-    def _check_honoured(self) -> None:
-        """An option that a kernel would ignore is refused here, before anything is computed."""
-        for layer, (block, mask) in enumerate(zip(self.layers, self.masks, strict=True)):
-            kernel, position = block.attention.kernel, self.position_per_layer[layer]
-            asked = {
-                "window": mask.window is not None,
-                "sinks": mask.sinks > 0,
-                "documents": mask.documents,
-                "bias": position.bias(Visibility(1)) is not None,
-                "dropout": kernel.dropout > 0,
-            }
-            for name, reason in kernel.refuses.items():
-                if asked.get(name):
-                    others = {"bias": f"position={type(position).__name__.lower()}", "dropout": "model.dropout"}
-                    setting = others.get(name, f"mask.{name}")
-                    raise UserError(
-                        f"attention {type(kernel).__name__} of layer {layer} cannot honour {setting}: {reason}"
-                    )

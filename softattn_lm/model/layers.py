@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from softattn_lm.attention.cache import KVCache
+from softattn_lm.attention.cache import KVCache, behind
 
 NormKind = Literal["layer", "rms"]
 MLPKind = Literal["gelu", "gelu_tanh", "relu2", "swiglu", "none"]
@@ -65,11 +65,7 @@ class Smear(nn.Module):
 
     def forward(self, x: Tensor, cache: KVCache | None, places: Tensor | None = None) -> Tensor:
         """places (B, T): positions in packed documents, whose first tokens have no predecessor either."""
-        before = None if cache is None else cache.fixed.get("smear")
-        if cache is not None:
-            cache.fixed["smear"] = x[:, -1:].clone()
-        before = torch.zeros_like(x[:, :1]) if before is None else before
-        previous = torch.cat((before, x[:, :-1]), dim=1)
+        previous = behind(x, 1, "smear", cache)[:, :-1]
         if places is not None:
             previous = previous * (places > 0)[..., None]
         return x + self.gain * previous

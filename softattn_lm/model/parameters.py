@@ -82,7 +82,7 @@ class Initialiser:
     def fill(self, model: nn.Module, roles: list[ParameterRole], tied: bool) -> None:
         fused = {f"{name}.weight": m.parts for name, m in model.named_modules() if isinstance(m, FusedLinear)}
         for named in roles:
-            if named.role == "vector":
+            if named.role == "vector" or named.parameter.is_meta:
                 continue
             writes = named.name.endswith(("attention.out.weight", "mlp.down.weight"))
             if self.zero_out and (writes or named.role == "head"):

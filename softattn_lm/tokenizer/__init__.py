@@ -5,6 +5,7 @@ Every tokenizer gives text back exactly, is a pure function of the text it was f
 
 from typing import Any
 
+from softattn_lm.errors import UserError
 from softattn_lm.tokenizer.base import TextStream, Tokenizer, UnseenCharacters
 from softattn_lm.tokenizer.bpe import BPETokenizer
 from softattn_lm.tokenizer.byte import ByteTokenizer
@@ -17,11 +18,15 @@ KINDS: dict[str, type[Tokenizer]] = {
 
 
 def from_state(state: dict[str, Any]) -> Tokenizer:
-    """The tokenizer whose `state()` this is. Raises ValueError for a kind this version does not know."""
+    """The tokenizer whose `state()` this is. Raises UserError for a kind this version does not know, or no state."""
     kind = state.get("kind")
-    if kind not in KINDS:
-        raise ValueError(f"a saved tokenizer of kind {kind!r}, but this version knows {', '.join(KINDS)}")
-    return KINDS[kind].from_state(state)
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise UserError(f"a saved tokenizer of kind {kind!r:.80}, but this version knows {', '.join(KINDS)}")
+    try:
+        return KINDS[kind].from_state(state)
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise UserError(f"a saved tokenizer of kind {kind!r} is damaged: {first:.200}") from None
 
 
 __all__ = [

@@ -68,6 +68,8 @@ class BPETokenizer(Tokenizer):
         self.backend = backend
         self.vocab_size = backend.get_vocab_size()
         words = sorted(backend.get_vocab().items(), key=lambda item: item[1])
+        if [number for _, number in words] != list(range(len(words))):
+            raise ValueError("its ids are not 0 to the size of the vocabulary")
         self.pieces = [bytes(alphabet[char] for char in word) for word, _ in words]
 
     def recipe(self) -> dict[str, Any]:
@@ -120,7 +122,10 @@ class BPETokenizer(Tokenizer):
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         tokenizer = cls(state["vocab_size"])
-        tokenizer._set(tokenizers.Tokenizer.from_str(state["json"]))
+        # From bytes, as a faulty text would raise a bare Exception.
+        tokenizer._set(tokenizers.Tokenizer.from_buffer(state["json"].encode()))
+        if not byte_alphabet().keys() <= tokenizer.backend.get_vocab().keys():
+            raise ValueError("it lacks some of the 256 bytes")
         return tokenizer
 
 

@@ -122,5 +122,8 @@ class CharTokenizer(Tokenizer):
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         tokenizer = cls(state["unknown"])
-        tokenizer._set(state["characters"])
+        characters = state["characters"]
+        if not isinstance(characters, str) or sorted(set(characters)) != list(characters):
+            raise ValueError("its characters are not in code point order, each once")
+        tokenizer._set(characters)
         return tokenizer

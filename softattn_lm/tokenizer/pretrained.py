@@ -8,6 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -54,6 +55,16 @@ def download(name: str) -> tokenizers.Tokenizer:
         raise UserError(f"tokenizer.path={name} is no local file, and the hub does not give it: {reason}") from None
 
 
+class _Refusals:
+    """`tokenizers` raises a bare Exception where it cannot go on; that, and no class derived from it, is told."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is Exception:
+            raise UserError(f"this tokenizer cannot handle the text: {str(error)[:200]}; use another one") from None
+
+
 class PretrainedStream:
     """Wraps `DecodeStream`, which holds back incomplete characters but has no end: `flush` decodes what it held."""
 
@@ -65,7 +76,8 @@ class PretrainedStream:
 
     def push(self, token: int) -> str:
         self.ids.append(int(token))
-        text = self.decoder.step(self.backend, int(token)) or ""
+        with _Refusals():
+            text = self.decoder.step(self.backend, int(token)) or ""
         self.emitted += len(text)
         return text
 
@@ -112,7 +124,8 @@ class PretrainedTokenizer(Tokenizer):
         allow_forks_afterwards()
         for text in texts:
             utf8(text)
-        encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
+        with _Refusals():
+            encodings = self.backend.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int32) for encoding in encodings]
 
     def cut(self, text: str) -> int:
@@ -141,5 +154,5 @@ class PretrainedTokenizer(Tokenizer):
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Self:
         tokenizer = cls.__new__(cls)
-        tokenizer._set(tokenizers.Tokenizer.from_str(state["json"]))
+        tokenizer._set(tokenizers.Tokenizer.from_buffer(state["json"].encode()))
         return tokenizer

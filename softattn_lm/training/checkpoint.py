@@ -5,7 +5,8 @@ Beside Lightning's own keys it carries
     "softattn": {"format": 1, "config": {...}, "tokenizer": {...}, "step": int, "metrics": {...}, "versions": {...},
     "data": {...}}
 
-It is read with `weights_only=True` and built from an allow-list of names, so a stranger's file can run no code.
+It is read with `weights_only=True` and built from an allow-list of names, so a stranger's file can run no code; what
+else a stranger's file might do is asked in training/untrusted.py.
 No Lightning here: sampling and evaluating start without it.
 """
 
@@ -15,14 +16,15 @@ import os
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 from torch import Tensor
 
-from softattn_lm.config.build import build
+from softattn_lm.config.stored import stored_model
 from softattn_lm.errors import UserError
 from softattn_lm.tokenizer import from_state
+from softattn_lm.training.untrusted import built, require_entries, require_fitting, require_whole
 
 if TYPE_CHECKING:
     from softattn_lm.model.decoder import DecoderLM
@@ -74,13 +76,14 @@ def plain(value: Any, where: str = "checkpoint") -> Any:
 
 def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     """Put a whole, durable file in place of the old one, or leave the old one: temporary file, fsync, rename, fsync
-    folder.
+    folder. Raises OSError when there is no room or no permission.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the file and not in the system's temporary folder: a rename across file systems would be a copy.
     waiting = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with waiting.open("wb") as file:
-            torch.save(plain(checkpoint), file)
+            _save(plain(checkpoint), file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(waiting, path)
@@ -94,6 +97,16 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
             os.close(folder)
 
 
+def _save(value: Any, file: BinaryIO) -> None:
+    try:
+        torch.save(value, file)
+    except RuntimeError as error:
+        # torch's zip writer notices a failed write later, by its own arithmetic.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
+
+
 def read_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str, Any]:
     """The contents of a checkpoint of ours. Raises UserError for a file that is missing, cut short or something
     else.
@@ -102,6 +115,7 @@ def read_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str,
         kept = sorted(p.stem for p in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
         hint = f"there are {', '.join(kept)}" if kept else "the run has saved none yet"
         raise UserError(f"no checkpoint {path}; {hint}")
+    require_whole(path)
     try:
         checkpoint = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError:
@@ -109,7 +123,7 @@ def read_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str,
             f"{path} holds more than plain data and tensors and is not loaded, as it could run code; "
             "type a run of softattn_lm"
         ) from None
-    except (RuntimeError, OSError, EOFError, KeyError, ValueError) as error:
+    except (RuntimeError, OSError, EOFError, LookupError, TypeError, AttributeError, ValueError, MemoryError) as error:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path} cannot be read as a checkpoint, it may be cut short: {first}") from None
     own = checkpoint.get("softattn") if isinstance(checkpoint, dict) else None
@@ -117,8 +131,9 @@ def read_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str,
         raise UserError(f"{path} is not a checkpoint of softattn_lm: it has no entry 'softattn'")
     if own.get("format") != FORMAT:
         raise UserError(
-            f"{path} has checkpoint format {own.get('format')}, and this version reads {FORMAT}; update softattn_lm"
+            f"{path} has checkpoint format {own.get('format')!r:.40}, and this version reads {FORMAT}; update softattn_lm"
         )
+    require_entries(checkpoint, path)
     return checkpoint
 
 
@@ -130,10 +145,15 @@ def load_run(folder: Path, which: str = "last", device: str = "cpu") -> LoadedRu
     path = folder / "checkpoints" / f"{which}.ckpt"
     checkpoint = read_checkpoint(path, device)
     own = checkpoint["softattn"]
-    tokenizer = from_state(own["tokenizer"])
-    config = own["config"]
-    model: DecoderLM = build(config["model"], vocab_size=tokenizer.vocab_size, seed=config["seed"])
+    node, seed = stored_model(own["config"], str(path))
+    try:
+        tokenizer = from_state(own["tokenizer"])
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
     weights = {name.removeprefix(PREFIX): value for name, value in checkpoint["state_dict"].items()}
+    given = {"vocab_size": tokenizer.vocab_size, "seed": seed}
+    require_fitting(node, given, weights, path)
+    model: DecoderLM = built(node, given, path)
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
@@ -141,4 +161,4 @@ def load_run(folder: Path, which: str = "last", device: str = "cpu") -> LoadedRu
             f"{path}: the weights do not fit the saved config: {' '.join(str(error).split())[:300]}"
         ) from None
     model.to(device).eval()
-    return LoadedRun(model, tokenizer, config, own["step"], own["metrics"], own["data"])
+    return LoadedRun(model, tokenizer, own["config"], own["step"], own["metrics"], own["data"])

@@ -4,7 +4,7 @@
     best   the validated step with the lowest loss on the first validation set
     step-00001000   the steps in `keep_steps`; "log": 1, 2, 4, 8, ...
 
-Where several fall together the file is written once and linked.
+Where several fall together the file is written once and linked, `last` first: it is never older than another.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from softattn_lm.training.metrics import Clock, Metrics
 class Checkpoints(Callback):
     """`contents`: the entries of "softattn" that never change in a run: config, tokenizer, versions, data.
 
-    A step that is validated is saved after it, so that what a run is continued from has been validated already.
+    A step that is validated is saved after it, so that what a run is continued from has been validated already. Where
+    an interrupt left no time for that, "unvalidated" is true, and a continued run begins with the validation.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Checkpoints(Callback):
         self.best: dict[str, float] = {}  # {"loss", "step"}
         self.latest: dict[str, float] = {}  # of the first validation set
         self._considered = -1
+        self._unvalidated = False
 
     def validated(self, step: int, steps: int) -> bool:
         """Whether Lightning is going to validate after this step."""
@@ -68,8 +70,19 @@ class Checkpoints(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._considered = trainer.global_step
-        if trainer.global_step == 0 and self._kept(0):
-            self.save(trainer, [self._step_name(0)])
+        step = trainer.global_step
+        if step == 0 and self._kept(0):
+            self.save(trainer, [step_name(0)])
+        elif step > 0 and trainer.is_global_zero:
+            self._complete(step)
+
+    def _complete(self, step: int) -> None:
+        """Make the names that a process killed behind writing `last` did not come to."""
+        last, best, kept = (self.folder / f"{name}.ckpt" for name in ("last", "best", step_name(step)))
+        if self.best.get("step") == step and not (best.is_file() and best.samefile(last)):
+            _link(last, best)
+        if self._kept(step) and not kept.is_file():
+            _link(last, kept)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -84,7 +97,7 @@ class Checkpoints(Callback):
             trainer.should_stop = True
         if self.validated(step, pl_module.steps):
             return  # saved after the validation
-        names = [self._step_name(step)] if self._kept(step) else []
+        names = [step_name(step)] if self._kept(step) else []
         if step % (self.save_every or self.val_every) == 0 or step == pl_module.steps:
             names.insert(0, "last")
         if names:
@@ -92,7 +105,11 @@ class Checkpoints(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, LitGPT)
+        if pl_module.validation_cut:
+            return
         step = trainer.global_step
+        if step == pl_module.steps:
+            trainer.should_stop = True  # a continued run may have had nothing but this validation to do
         first = next(iter(pl_module.validation.values()))
         self.latest = {"loss": first.nats_per_token, "loss_se": first.standard_error, "step": step}
         if first.bits_per_byte is not None:
@@ -105,18 +122,16 @@ class Checkpoints(Callback):
             # `last` is never older than `best`: a continued run must know of it.
             names = ["last", "best"]
         if self._kept(step):
-            names.append(self._step_name(step))
+            names.append(step_name(step))
         if names:
             self.save(trainer, names)
 
-    @staticmethod
-    def _step_name(step: int) -> str:
-        return f"step-{step:08d}"
-
-    def save(self, trainer: Trainer, names: list[str]) -> None:
+    def save(self, trainer: Trainer, names: list[str], unvalidated: bool = False) -> None:
         """One file under several names; all ranks must come here together."""
+        self._unvalidated = unvalidated
         with self.clock.paused():
             self.metrics.flush(trainer)
+            self.metrics.make_durable(trainer)
             paths = [self.folder / f"{name}.ckpt" for name in names]
             trainer.save_checkpoint(paths[0])
             if trainer.is_global_zero:
@@ -125,7 +140,9 @@ class Checkpoints(Callback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         step = trainer.global_step
-        checkpoint["loops"] = {"fit_loop": whole_step(checkpoint["loops"]["fit_loop"], step, self.accumulate)}
+        assert isinstance(pl_module, LitGPT)
+        fit_loop = checkpoint["loops"]["fit_loop"]
+        checkpoint["loops"] = {"fit_loop": whole_step(fit_loop, step, self.accumulate, self._unvalidated)}
         if not isinstance(trainer.strategy, ModelParallelStrategy):
             states = zip(checkpoint["optimizer_states"], trainer.optimizers, strict=True)
             checkpoint["optimizer_states"] = [
@@ -138,10 +155,18 @@ class Checkpoints(Callback):
             "metrics": self.latest,
             "best": self.best,
             "seconds": self.clock.seconds,
+            "skipped": pl_module.skipped,
+            "unvalidated": self._unvalidated,
         }
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.latest, self.best = checkpoint["softattn"]["metrics"], checkpoint["softattn"]["best"]
+        assert isinstance(pl_module, LitGPT)
+        saved = checkpoint["softattn"]
+        self.latest, self.best, pl_module.skipped = saved["metrics"], saved["best"], saved.get("skipped", 0)
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:08d}"
 
 
 def in_model_order(state: dict[str, Any], optimizer: Optimizer, module: nn.Module) -> dict[str, Any]:
@@ -156,8 +181,9 @@ def in_model_order(state: dict[str, Any], optimizer: Optimizer, module: nn.Modul
     return {"state": {numbers[i]: value for i, value in state["state"].items()}, "param_groups": groups}
 
 
-def whole_step(fit_loop: dict[str, Any], step: int, accumulate: int) -> dict[str, Any]:
-    """Lightning's loop state, rewritten to say: `step` optimizer steps are done, and nothing has been begun after them.
+def whole_step(fit_loop: dict[str, Any], step: int, accumulate: int, unvalidated: bool = False) -> dict[str, Any]:
+    """Lightning's loop state, rewritten to say: `step` optimizer steps are done, and nothing has been begun after them,
+    or if `unvalidated`, a validation at its first batch: Lightning then goes on with that.
 
     Lightning saves wherever it happens to be, inside a hook that has counted the micro-batch as begun and not as done,
     or within a validation, and takes up its loops in the middle of that. The keys are those of lightning 2.6, and a key
@@ -167,8 +193,9 @@ def whole_step(fit_loop: dict[str, Any], step: int, accumulate: int) -> dict[str
     def counters(done: int) -> dict[str, int]:
         return {"ready": done, "completed": done, "started": done, "processed": done}
 
-    def zeros(progress: dict[str, Any]) -> dict[str, Any]:
-        return {key: dict.fromkeys(value, 0) if isinstance(value, dict) else False for key, value in progress.items()}
+    def validation(progress: dict[str, Any]) -> dict[str, Any]:
+        begun = {"ready": int(unvalidated), "started": int(unvalidated), "processed": 0, "completed": 0}
+        return {key: begun if isinstance(value, dict) else False for key, value in progress.items()}
 
     state = dict(fit_loop)
     # One epoch, the whole run, has begun and has not ended.
@@ -181,7 +208,7 @@ def whole_step(fit_loop: dict[str, Any], step: int, accumulate: int) -> dict[str
             "current": counters(step * accumulate),
             "is_last_batch": False,
         },
-        "epoch_loop.val_loop.batch_progress": zeros(state["epoch_loop.val_loop.batch_progress"]),
+        "epoch_loop.val_loop.batch_progress": validation(state["epoch_loop.val_loop.batch_progress"]),
     }
     missing = replacements.keys() - state.keys()
     assert not missing, f"lightning's fit loop no longer saves {sorted(missing)}"

@@ -37,7 +37,7 @@ def make_trainer(
     if SLURMEnvironment.detect():
         # Its requeueing saves from inside a signal handler, in the middle of a step.
         plugins.append(SLURMEnvironment(auto_requeue=False))
-    return Trainer(
+    trainer = Trainer(
         accelerator=settings.accelerator,
         devices=settings.devices,
         num_nodes=settings.num_nodes,
@@ -60,31 +60,63 @@ def make_trainer(
         plugins=plugins,  # type: ignore[arg-type]
         default_root_dir=folder,
     )
+    # Lightning's handler of SIGTERM begins a collective wherever the program stands, and the other ranks are elsewhere.
+    trainer._signal_connector.register_signal_handlers = _nothing  # type: ignore[method-assign]
+    return trainer
+
+
+def _nothing() -> None:
+    pass
 
 
 def check_device(settings: TrainerSettings) -> None:
-    """Raises UserError if the device asked for is not on this machine."""
+    """Raises UserError if the device asked for is not on this machine, or another number of processes was started."""
     if settings.accelerator == "gpu" and not torch.cuda.is_available():
         raise UserError(
             "trainer.accelerator=gpu, but torch finds no CUDA device here; type trainer=cpu or trainer=auto"
         )
     if settings.accelerator == "mps" and not torch.backends.mps.is_available():
         raise UserError("trainer.accelerator=mps, but torch finds no Apple graphics processor here; type trainer=cpu")
+    if SLURMEnvironment.detect():
+        started, here = os.environ["SLURM_NTASKS"], os.environ.get("SLURM_NTASKS_PER_NODE")
+    else:
+        started, here = os.environ.get("WORLD_SIZE"), os.environ.get("LOCAL_WORLD_SIZE")
+    devices = _devices(settings)
+    if started is not None and int(started) != devices * settings.num_nodes:
+        # Each would train by itself, all of them in one run folder.
+        n, per_node = int(started), int(here or started)
+        strategy = "fsdp" if settings.strategy == "fsdp" else "ddp"
+        raise UserError(
+            f"torchrun or srun started {n} process(es), but trainer.devices={devices} × "
+            f"trainer.num_nodes={settings.num_nodes} is {devices * settings.num_nodes}; type trainer={strategy} "
+            f"trainer.devices={per_node} trainer.num_nodes={n // per_node}"
+        )
+
+
+def _devices(settings: TrainerSettings) -> int:
+    """Of this machine."""
+    if isinstance(settings.devices, int):
+        return settings.devices
+    return torch.cuda.device_count() if _on_cuda(settings) else 1
+
+
+def _on_cuda(settings: TrainerSettings) -> bool:
+    return settings.accelerator in ("auto", "gpu") and torch.cuda.is_available()
 
 
 def _strategy(settings: TrainerSettings, unused_parameters: bool) -> str | Strategy:
-    if settings.strategy == "ddp" and unused_parameters:
-        return "ddp_find_unused_parameters_true"  # DDP otherwise waits for gradients that never come
-    if settings.strategy != "fsdp":
-        return settings.strategy
-    cuda = settings.accelerator in ("auto", "gpu") and torch.cuda.is_available()
-    devices = settings.devices if isinstance(settings.devices, int) else (torch.cuda.device_count() if cuda else 1)
-    return ModelParallelStrategy(
-        data_parallel_size=devices * settings.num_nodes,
-        tensor_parallel_size=1,
-        save_distributed_checkpoint=False,
-        process_group_backend="nccl" if cuda else "gloo",
-    )
+    devices = _devices(settings) * settings.num_nodes
+    if settings.strategy == "fsdp":
+        return ModelParallelStrategy(
+            data_parallel_size=devices,
+            tensor_parallel_size=1,
+            save_distributed_checkpoint=False,
+            process_group_backend="nccl" if _on_cuda(settings) else "gloo",
+        )
+    if settings.strategy == "auto" and devices == 1:
+        return "auto"
+    # DDP otherwise waits for gradients that never come.
+    return "ddp_find_unused_parameters_true" if unused_parameters else "ddp"
 
 
 @contextmanager

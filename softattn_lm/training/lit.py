@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -16,10 +17,12 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.utils import clip_grad_norm_, get_total_norm
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
+from softattn_lm.errors import UserError
 from softattn_lm.evaluation.likelihood import Likelihood, LikelihoodResult
+from softattn_lm.training.nonfinite import first_in_backward, first_in_forward
 from softattn_lm.training.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -58,6 +61,8 @@ class LitGPT(LightningModule):
     """Trains `model`; `last_step` and `validation` hold the latest results for the callbacks to write down.
 
     `val_batch_size`: windows of a validation batch on each rank, which tells where in the text a batch stands.
+    `skipped`: steps left out so far, of at most `max_skipped`, because their gradient was not finite. `validation_cut`:
+    the validation at hand is left in the middle, and its figures are thrown away.
     """
 
     def __init__(
@@ -72,16 +77,20 @@ class LitGPT(LightningModule):
         validation_sets: list[ValidationSet],
         compiled: bool = False,
         nonfinite: Literal["stop", "skip"] = "stop",
+        max_skipped: int = 10,
         val_batch_size: int = 1,
     ) -> None:
         super().__init__()
         self.model = model
         self.make_optimizer, self.schedule = optimizer, schedule
         self.steps, self.accumulate, self.seed, self.nonfinite = steps, accumulate, seed, nonfinite
+        self.max_skipped, self.skipped = max_skipped, 0
         self.validation_sets, self.val_batch_size = validation_sets, val_batch_size
         self.last_step: StepResult | None = None
         self.validation: dict[str, LikelihoodResult] = {}
+        self.validation_cut = False
         self._window: list[Tensor] = []
+        self._inputs: list[tuple[int, list[Tensor]]] = []  # micro-batches of the window, to look again at a bad one
         self._grad_norm: Tensor | None = None
         self._likelihoods: list[Likelihood] = []
         if compiled:
@@ -93,12 +102,16 @@ class LitGPT(LightningModule):
         """[(B, T+1) int64, perhaps documents (B, T)] -> mean nats per token. `batch_idx` counts micro-batches from the
         start of the run.
         """
+        loss = self._loss(self.model, batch, batch_idx)
+        self._window.append(loss.detach())
+        self._inputs.append((batch_idx, batch))
+        return loss
+
+    def _loss(self, model: Callable[..., Tensor], batch: list[Tensor], batch_idx: int) -> Tensor:
         torch.manual_seed(dropout_seed(self.seed, batch_idx, self.global_rank))
         tokens, *documents = batch
-        logits = self.model(tokens[:, :-1], documents=documents[0] if documents else None)  # (B, T, V)
-        loss = F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
-        self._window.append(loss.detach())
-        return loss
+        logits = model(tokens[:, :-1], documents=documents[0] if documents else None)  # (B, T, V)
+        return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None
@@ -114,7 +127,7 @@ class LitGPT(LightningModule):
         )
         loss = torch.stack(self._window).mean()
         self.last_step = StepResult(step + 1, loss, self._grad_norm, optimizer.param_groups[0]["lr"])
-        self._window = []
+        self._window, self._inputs = [], []
 
     def configure_gradient_clipping(
         self,
@@ -124,16 +137,41 @@ class LitGPT(LightningModule):
     ) -> None:
         """Lightning's clipping by norm, which throws the norm away; kept here, it need not be computed a second
         time.
+
+        A step whose gradient is not finite changes nothing, neither weights nor momentum. All ranks have the same norm,
+        and so decide alike. Reading it waits for the device once a step: later would be too late for the weights.
         """
         parameters = [p for p in self.parameters() if p.grad is not None]
-        if gradient_clip_val:
-            norm = clip_grad_norm_(parameters, gradient_clip_val)
-        else:
-            norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
         self._grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        if self.nonfinite == "skip" and not bool(torch.isfinite(self._grad_norm)):
+        if not bool(torch.isfinite(self._grad_norm)):
+            if self.nonfinite == "stop" or self.skipped >= self.max_skipped:
+                raise UserError(self._no_longer_finite(optimizer.param_groups[0]["lr"]))
+            self.skipped += 1
             for p in parameters:
                 p.grad = None  # a parameter without a gradient is left alone, its momentum too
+        elif gradient_clip_val:
+            clip_grads_with_norm_(parameters, gradient_clip_val, norm)
+
+    def _no_longer_finite(self, lr: float) -> str:
+        """One line: the step, the layer and what to do. Ranks compute alike, as divided parameters are gathered."""
+        losses_are = bool(torch.isfinite(torch.stack(self._window)).all())
+        with self.trainer.precision_plugin.forward_context():
+            # `forward`: a compiled model would not call the hooks
+            passes = [partial(self._loss, self.model.forward, batch, index) for index, batch in self._inputs]
+            where = first_in_forward(self.model, passes)
+        what = "gradient" if losses_are and where is None else "loss"
+        if where is None and losses_are:
+            where = first_in_backward(self.model)
+        place = f", first in {where}" if where is not None else ""
+        if self.nonfinite == "skip":
+            hint = f"training.max_skipped={self.max_skipped} such steps have been left out already"
+        else:
+            hint = "training.nonfinite=skip leaves such steps out"
+        return (
+            f"the training {what} is no longer finite at step {self.trainer.global_step + 1}{place}; try a smaller lr "
+            f"(it was {lr:.3g}) or training.clip=1.0; {hint}"
+        )
 
     def configure_optimizers(self) -> Optimizer:
         optimizer = self.make_optimizer(self.model.parameter_roles())
@@ -157,6 +195,7 @@ class LitGPT(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         self._likelihoods = [Likelihood() for _ in self.validation_sets]
+        self.validation_cut = False
 
     def validation_step(self, batch: list[Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
         x, y, *documents = batch  # (B, T) each
@@ -166,10 +205,14 @@ class LitGPT(LightningModule):
         self._likelihoods[dataloader_idx].add(logits, y, first)
 
     def on_validation_epoch_end(self) -> None:
-        self.validation = {
-            which.name: likelihood.result(which.bytes_per_token, self._sum_over_ranks)
-            for which, likelihood in zip(self.validation_sets, self._likelihoods, strict=True)
-        }
+        self.validation = (
+            {}
+            if self.validation_cut
+            else {
+                which.name: likelihood.result(which.bytes_per_token, self._sum_over_ranks)
+                for which, likelihood in zip(self.validation_sets, self._likelihoods, strict=True)
+            }
+        )
         self._likelihoods = []
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
     {"kind": "train", "step": 12, "loss": .., "grad_norm": .., "lr": .., "tokens": .., "seconds": ..}
     {"kind": "validation", "name": "validation", "step": .., "loss": .., "loss_se": .., "perplexity": ..,
      "bits_per_byte": .., "tokens": .., "seconds": ..}
+    {"kind": "telemetry", "step": .., "layer": .., "head": .., ..}    see training/telemetry.py
 
 loss: nats per token. tokens: trained on so far; in validation rows the ones predicted. seconds: spent training so far,
 without validation, sampling and saving, and added up over continuations. A number that is not finite is written as
@@ -12,8 +13,11 @@ null.
 from __future__ import annotations
 
 import csv
+import errno
+import io
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,8 +27,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from softattn_lm.errors import UserError
-from softattn_lm.runs import read_metrics
+from softattn_lm.runs import read_metrics, replace_text
 from softattn_lm.training.lit import LitGPT, StepResult
 
 
@@ -63,16 +66,12 @@ class Clock:
 class Metrics(Callback):
     """Collects the step results and writes them every `log_every` steps, before validations and before checkpoints.
 
-    Losses are read from the device only then. A loss that is not finite ends the run with a UserError, before a
-    checkpoint of it could be saved, unless `nonfinite` is "skip". `flushed`: the latest written row, for the progress
-    bar.
+    Losses are read from the device only then. `flushed`: the latest written row, for the progress bar.
     """
 
-    def __init__(
-        self, folder: Path, clock: Clock, *, log_every: int, tokens_per_step: int, nonfinite: str = "stop"
-    ) -> None:
+    def __init__(self, folder: Path, clock: Clock, *, log_every: int, tokens_per_step: int) -> None:
         self.path = folder / "metrics.jsonl"
-        self.clock, self.log_every, self.tokens_per_step, self.nonfinite = clock, log_every, tokens_per_step, nonfinite
+        self.clock, self.log_every, self.tokens_per_step = clock, log_every, tokens_per_step
         self.flushed: dict[str, Any] = {}
         self._waiting: list[tuple[StepResult, float]] = []
         self._last = 0
@@ -115,13 +114,18 @@ class Metrics(Callback):
             )
         self._waiting = []
         self.write(trainer, rows)
-        bad = next((row for row in rows if row["loss"] is None), None)
-        if bad is not None and self.nonfinite == "stop":
-            raise UserError(
-                f"the training loss is no longer finite at step {bad['step']}; try a smaller lr (it was "
-                f"{bad['lr']:.3g}) or training.clip=1.0; training.nonfinite=skip leaves such steps out"
-            )
         self.flushed = rows[-1]
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """What was learned up to a fault is told. Several ranks cannot count on meeting here."""
+        if trainer.world_size == 1 and not isinstance(exception, OSError):
+            self.flush(trainer)
+
+    def make_durable(self, trainer: Trainer) -> None:
+        """Before a checkpoint, which must not outlive the rows that lead to it."""
+        if trainer.is_global_zero and self.path.is_file():
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.flush(trainer)
@@ -150,13 +154,19 @@ class Metrics(Callback):
         """One append of whole lines, then the loggers (wandb), on the first rank only."""
         if not trainer.is_global_zero:
             return
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(row) + "\n" for row in rows))
+        self.append(rows)
         for logger in trainer.loggers:
             for row in rows:
                 kind = row["name"] if row["kind"] == "validation" else "train"
                 named = {f"{kind}/{key}": v for key, v in row.items() if isinstance(v, (int, float)) and key != "step"}
                 logger.log_metrics(named, step=row["step"])
+
+    def append(self, rows: list[dict[str, Any]]) -> None:
+        """Whole lines, in one write: of a process that is killed in it, at most the last line is torn."""
+        lines = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        with self.path.open("ab", buffering=0) as file:
+            if file.write(lines) != len(lines):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
 
 
 def _finite(value: float) -> float | None:
@@ -164,10 +174,16 @@ def _finite(value: float) -> float | None:
 
 
 def write_csv(folder: Path) -> None:
-    """metrics.csv: the rows of metrics.jsonl as a table, with the columns in the order they first appear."""
+    """metrics.csv: the rows of metrics.jsonl as a table, with the columns in the order they first appear; those of
+    telemetry, which share no column with them, are telemetry.csv.
+    """
     rows = read_metrics(folder)
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    with (folder / "metrics.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, columns)
+    inner = [row for row in rows if row["kind"] == "telemetry"]
+    tables = {"metrics.csv": [row for row in rows if row["kind"] != "telemetry"]}
+    for name, table in (tables | ({"telemetry.csv": inner} if inner else {})).items():
+        columns = list(dict.fromkeys(key for row in table for key in row))
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, columns)
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows(table)
+        replace_text(folder / name, text.getvalue())

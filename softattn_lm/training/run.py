@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import errno
+import signal
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +19,29 @@ from softattn_lm.data import Prepared, prepare
 from softattn_lm.data.module import TextDataModule, micro_batch_size
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.likelihood import LikelihoodResult
+from softattn_lm.evaluation.telemetry import Probe, make_probe
 from softattn_lm.runs import (
     State,
     cut_metrics,
     is_first_process,
     read_status,
+    remove_left_over,
     run_name,
     runs_folder,
     versions,
     write_config,
+    write_failed,
     write_json,
     write_status,
 )
+from softattn_lm.training import slurm
 from softattn_lm.training.budget import max_steps, said_budget
-from softattn_lm.training.checkpoint import read_checkpoint
+from softattn_lm.training.checkpoint import read_checkpoint, write_checkpoint
 from softattn_lm.training.checkpoints import Checkpoints
 from softattn_lm.training.console import plain_console
 from softattn_lm.training.describe import describe
-from softattn_lm.training.interrupt import Interrupt, handlers_restored
+from softattn_lm.training.fork import planted, read_parent
+from softattn_lm.training.interrupt import Interrupt, exit_status, signals_end_the_run
 from softattn_lm.training.launch import check_device, make_trainer, quiet
 from softattn_lm.training.lit import LitGPT, ValidationSet
 from softattn_lm.training.metrics import Clock, Metrics, write_csv
@@ -40,11 +49,29 @@ from softattn_lm.training.progress import ProgressReport
 from softattn_lm.training.samples import Samples, cut_samples
 from softattn_lm.training.schedule import unfinished_warmup
 from softattn_lm.training.summary import ended, say
+from softattn_lm.training.telemetry import Telemetry
 from softattn_lm.training.tracking import finish_loggers, make_loggers
 
 # Per forward pass and device. Large enough to be quick, small enough for the logits of a large vocabulary: no result
 # depends on it beyond rounding.
 VALIDATION_TOKENS = 4096
+# What writing a file may come to: no room, none allowed, no permission, a broken disk.
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
+WAIT = 120.0  # seconds for the first of several processes to put a fork's first checkpoint in its place
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a run goes on from: `step` steps and `seconds` of training are done. unvalidated: the validation after
+    `step` is not. parent: contents of the checkpoint that a fork begins with, before it has one of its own; `fork` is
+    its name.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    unvalidated: bool = False
+    parent: dict[str, Any] | None = None
+    fork: str | None = None
 
 
 def described(cfg: dict[str, Any]) -> dict[str, Any]:
@@ -69,18 +96,47 @@ def train(cfg: dict[str, Any], folder: Path, resume: bool = False, console: Cons
     first_rank = is_first_process()
     progress = {"step": 0, "steps": 0, "running": 0}
     try:
-        return _train(cfg, folder, resume, console, progress, first_rank)
-    except BaseException as error:
-        # What kept a run from being continued says nothing about the run: its status stays.
-        if first_rank and (progress["running"] or not read_status(folder)):
-            # Lightning turns a second Ctrl-C into SystemExit.
-            state: State = "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            write_status(folder, state, step=progress["step"], steps=progress["steps"], error=said)
-        raise
-    finally:
+        with signals_end_the_run():
+            summary = _train(cfg, folder, resume, console, progress, first_rank)
         if first_rank and cfg["logger"]["name"] == "csv":
             write_csv(folder)
+        return summary
+    except BaseException as error:
+        if first_rank:
+            with suppress(OSError):  # the disk may be full, which the error says
+                _say_how_it_ended(cfg, folder, progress, error)
+        if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
+            raise write_failed(error, folder) from None
+        if isinstance(error, SystemExit) and error.code == 1:
+            raise KeyboardInterrupt from None  # which Lightning takes for an end like any other
+        raise
+
+
+def _say_how_it_ended(cfg: dict[str, Any], folder: Path, progress: dict[str, int], error: BaseException) -> None:
+    # What kept a run from being continued says nothing about the run: its status stays.
+    if progress["running"] or not read_status(folder):
+        # Lightning turns a second Ctrl-C into SystemExit.
+        state: State = "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        step, steps = progress["step"], progress["steps"]
+        write_status(folder, state, step=step, steps=steps, error=said, parent=cfg.get("fork"))
+    if cfg["logger"]["name"] == "csv":
+        write_csv(folder)
+
+
+def _start(cfg: dict[str, Any], folder: Path, resume: bool, fingerprint: str) -> Start:
+    last, name = folder / "checkpoints" / "last.ckpt", run_name(folder)
+    if resume and last.is_file():
+        own = read_checkpoint(last)["softattn"]
+        if own["data"]["fingerprint"] != fingerprint:
+            raise UserError(
+                f"the text of run {name} has changed since it was saved, so it cannot be continued; start a new run"
+            )
+        return Start(own["step"], own["seconds"], own.get("unvalidated", False), fork=cfg.get("fork"))
+    if cfg.get("fork") is not None:
+        parent, fork = read_parent(cfg["fork"], cfg["runs"])
+        return Start(parent["softattn"]["step"], parent["softattn"]["seconds"], parent=parent, fork=fork)
+    return Start()
 
 
 def _train(
@@ -91,28 +147,24 @@ def _train(
     prepared = prepared_data(cfg)
     steps = max_steps(cfg, prepared.splits["train"].n_tokens)
     last, name = folder / "checkpoints" / "last.ckpt", run_name(folder)
-    first_step, seconds = 0, 0.0
-    if resume and last.is_file():
-        saved = read_checkpoint(last)["softattn"]
-        first_step, seconds = saved["step"], saved["seconds"]
-        if saved["data"]["fingerprint"] != prepared.fingerprint:
-            raise UserError(
-                f"the text of run {name} has changed since it was saved, so it cannot be continued; start a new run"
-            )
+    start = _start(cfg, folder, resume, prepared.fingerprint)
+    first_step, seconds = start.step, start.seconds
+    if start.fork is not None:
+        cfg = cfg | {"fork": start.fork}
     progress |= {"step": first_step, "steps": steps}
     if first_step > steps:
         raise UserError(
             f"{said_budget(cfg, steps)} is less than what run {name} has done, {first_step} steps; give a larger "
             f"budget, such as steps={2 * first_step}, to go on"
         )
-    if first_step == steps:
+    if first_step == steps and not start.unvalidated:
         console.print(
             f"run {name} is already at step {first_step} of {steps}; give a larger budget, such as "
             f"steps={2 * first_step}, to go on",
             soft_wrap=True,
         )
         return {"state": "finished", "step": first_step, "steps": steps, "folder": str(folder), "nothing_to_do": True}
-    if resume and not last.is_file() and first_rank:
+    if resume and first_step == 0 and first_rank:
         console.print(f"run {name} has saved no checkpoint yet, so it begins again at step 0", soft_wrap=True)
 
     model = build(cfg["model"], vocab_size=prepared.tokenizer.vocab_size, seed=seed)
@@ -132,7 +184,7 @@ def _train(
         val_batch_size=val_batch_size,
     )
     optimizer, schedule = build(cfg["optimizer"]), build(cfg["schedule"])
-    optimizer(model.parameter_roles())  # Lightning makes the one that is used; this one is for its refusals
+    fresh = optimizer(model.parameter_roles())  # Lightning makes the one that is used; this one is for its refusals
     lit = LitGPT(
         model,
         optimizer=optimizer,
@@ -142,32 +194,51 @@ def _train(
         seed=seed,
         compiled=training.compile,
         nonfinite=training.nonfinite,
+        max_skipped=training.max_skipped,
         validation_sets=[ValidationSet(each, _bytes_per_token(prepared, each)) for each in data.validation_names],
         val_batch_size=val_batch_size,
     )
-    # Nothing is said or written before everything has been checked that can be.
-    if first_rank:
-        cut_metrics(folder, first_step)
-        cut_samples(folder, first_step)
-        write_config(folder, cfg)
-        write_status(folder, "running", step=first_step, steps=steps)
-    progress["running"] = 1
-    clock = Clock(seconds)
     contents = {
         "config": cfg,
         "tokenizer": prepared.tokenizer.state(),
         "versions": versions(),
         "data": {"fingerprint": prepared.fingerprint, "source": prepared.source},
     }
-    callbacks = _callbacks(training, folder, console, clock, prepared, contents, sizes, seed, bool(lit.validation_sets))
+    first = None
+    if start.parent is not None:
+        assert start.fork is not None
+        first = planted(start.parent, start.fork, contents, model, fresh, training.accumulate)
+    # Nothing is said or written before everything has been checked that can be.
+    if first_rank:
+        remove_left_over(folder)
+        if first is not None:
+            write_checkpoint(first, last)
+        rows_kept = first_step if first_step else -1  # without a checkpoint all is done again, step 0 too
+        cut_metrics(folder, rows_kept)
+        cut_samples(folder, rows_kept)
+        write_config(folder, cfg)
+        write_status(folder, "running", step=first_step, steps=steps, parent=start.fork)
+    elif first is not None:
+        _wait_for(last)
+    progress["running"] = 1
+    clock = Clock(seconds)
+    probe = None
+    if training.telemetry and data.validation_names:
+        held_back = prepared.splits[data.validation_names[0]]
+        documents = held_back.documents if model.packs_documents else None
+        probe = make_probe(held_back.tokens, model.context, model.vocab_size, documents)
+    callbacks = _callbacks(
+        training, folder, console, clock, prepared, contents, sizes, seed, bool(lit.validation_sets), probe
+    )
     interrupt = next(c for c in callbacks if isinstance(c, Interrupt))
-    with quiet(), handlers_restored():
+    with quiet():
         loggers = make_loggers(LoggerSettings(**cfg["logger"]), folder, cfg)
         trainer = make_trainer(
             TrainerSettings(**cfg["trainer"]),
-            training,
+            # A run whose last validation alone is left to do: Lightning would find it finished.
+            replace(training, val_every=steps) if first_step == steps else training,
             folder,
-            steps=steps,
+            steps=steps + (first_step == steps),
             validates=bool(lit.validation_sets),
             callbacks=callbacks,
             loggers=loggers,
@@ -199,10 +270,19 @@ def _train(
             "run": name,
             "folder": str(folder),
             "signal": interrupt.interrupted,
+            "exit_status": exit_status(interrupt.interrupted),
         }
         if first_rank:
-            write_status(folder, "interrupted", step=trainer.global_step, steps=steps, error=ended(state))
-            console.print(ended(state), soft_wrap=True)
+            said, step = ended(state), trainer.global_step
+            write_status(folder, "interrupted", step=step, steps=steps, error=said, parent=start.fork)
+            # The job of a sweep is the sweep's to run again, not SLURM's.
+            if (
+                interrupt.interrupted == signal.SIGUSR1
+                and slurm.job_id() is not None
+                and "/" not in (cfg["name"] or "")
+            ):
+                said = f"{said}; {slurm.requeue()}"
+            console.print(said, soft_wrap=True)
         return state
     assert trainer.global_step == steps, (trainer.global_step, steps)
     spent = clock.seconds
@@ -211,6 +291,7 @@ def _train(
         "folder": str(folder),
         "step": steps,
         "steps": steps,
+        "parent": start.fork,
         "validation": {name: _figures(result) for name, result in lit.validation.items()},
         "tokens": steps * sizes["tokens_per_step"],
         "seconds": spent,
@@ -219,12 +300,22 @@ def _train(
         "opening": prepared.tokenizer.decode(_opening(prepared)),
         "flops_per_token": sizes["flops_per_token"],
         "attention": kernels,
+        "telemetry": next((c.cost() for c in callbacks if isinstance(c, Telemetry)), None),
     }
     if first_rank:
-        write_json(folder / "summary.json", summary)
-        write_status(folder, "finished", step=steps, steps=steps)
+        # The folder may be moved, so it does not know where it is.
+        write_json(folder / "summary.json", {key: value for key, value in summary.items() if key != "folder"})
+        write_status(folder, "finished", step=steps, steps=steps, parent=start.fork)
         say(console, summary)
     return summary
+
+
+def _wait_for(checkpoint: Path) -> None:
+    deadline = time.monotonic() + WAIT
+    while not checkpoint.is_file():
+        if time.monotonic() > deadline:
+            raise UserError(f"the first process wrote no {checkpoint} within {WAIT:.0f} s")
+        time.sleep(0.1)
 
 
 def _callbacks(
@@ -237,6 +328,7 @@ def _callbacks(
     sizes: dict[str, Any],
     seed: int,
     validates: bool,
+    probe: Probe | None,
 ) -> list[Callback]:
     """In the order in which Lightning calls them: rows are written before they are shown, and both before a
     checkpoint.
@@ -246,7 +338,6 @@ def _callbacks(
         clock,
         log_every=training.log_every,
         tokens_per_step=sizes["tokens_per_step"],
-        nonfinite=training.nonfinite,
     )
     checkpoints = Checkpoints(
         folder,
@@ -262,6 +353,7 @@ def _callbacks(
     return [
         metrics,
         ProgressReport(console, metrics, clock, tokens_per_step=sizes["tokens_per_step"]),
+        *([] if probe is None else [Telemetry(metrics, clock, probe, compiled=training.compile)]),
         checkpoints,
         Interrupt(checkpoints),
         Samples(folder, console, clock, prepared.tokenizer, _opening(prepared), every=training.sample_every, seed=seed),

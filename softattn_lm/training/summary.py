@@ -30,6 +30,8 @@ def say(console: Console, summary: dict[str, Any]) -> None:
             f"{summary['tokens_per_second']:,.0f} tokens/s, {summary['parameters']:,} parameters"
         ),
     )
+    if summary["telemetry"] is not None:
+        table.add_row("telemetry", cost_line(summary["telemetry"]))
     folder = Path(summary["folder"])
     kept = ", ".join(str(path) for path in sorted((folder / "checkpoints").glob("*.ckpt")))
     table.add_row("checkpoints", Text(kept))  # Text: a path may look like markup
@@ -37,7 +39,7 @@ def say(console: Console, summary: dict[str, Any]) -> None:
     heading = Text(f"run {run_name(folder)}")
     console.print(Panel(table, title=heading, title_align="left", border_style="green", expand=False))
     # Outside the frame and never folded, so that they can be copied.
-    for title, command in next_commands(folder, summary["opening"]):
+    for title, command in next_commands(folder, summary["opening"], summary["telemetry"] is not None):
         console.print(Text(f"{title:<15}").append(command, style="cyan"), soft_wrap=True)
 
 
@@ -48,7 +50,12 @@ def likelihood_line(found: dict[str, Any]) -> str:
     return said
 
 
-def next_commands(folder: Path, opening: str) -> list[tuple[str, str]]:
+def cost_line(cost: dict[str, float]) -> str:
+    share = cost["seconds"] / max(1e-9, cost["validation_seconds"])
+    return f"{cost['seconds']:.2f} s per validation, {share:.1%} of the {cost['validation_seconds']:.2f} s it takes"
+
+
+def next_commands(folder: Path, opening: str, looked: bool) -> list[tuple[str, str]]:
     """In the form in which this process was started: `softattn sample` or `python scripts/sample.py`."""
 
     def command(name: str) -> str:
@@ -61,6 +68,7 @@ def next_commands(folder: Path, opening: str) -> list[tuple[str, str]]:
     return [
         ("write", f"{command('sample')} {shlex.quote(prompt(opening))} {shlex.quote(run)}"),
         ("measure", f"{command('evaluate')} {shlex.quote(run)}"),
+        *([("look inside", f"{command('telemetry')} {shlex.quote(run)}")] if looked else []),
         ("a variant", f"{command('train')} attention=formula scale=none"),
         ("your own text", f"{command('train')} data=text_file data.path=my.txt"),
         ("more steps", f"{command('train')} {shlex.quote(f'resume={run}')} steps=..."),

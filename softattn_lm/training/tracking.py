@@ -1,18 +1,83 @@
-"""Weights & Biases beside metrics.jsonl, when asked for. Nothing here asks a question or needs the network."""
+"""Weights & Biases beside metrics.jsonl, when asked for. Nothing here asks a question, and no run waits for the network.
+
+metrics.jsonl is the record. wandb gets a copy of its rows: online if there is a key and the server answers, else into
+`<run>/wandb/offline-run-*`. Whatever fails is said in one line (a warning) with what to type, and training goes on.
+"""
 
 from __future__ import annotations
 
 import netrc
 import os
+import shlex
+import shutil
+import warnings
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlparse
+from urllib.request import urlopen
 
 from lightning.pytorch.loggers import Logger
 
 from softattn_lm.config.settings import LoggerSettings
 from softattn_lm.errors import UserError
-from softattn_lm.runs import is_first_process
+from softattn_lm.runs import is_first_process, read_metrics
+
+ANSWER = 3.0  # seconds for the server to answer at all
+BEGIN = 5.0  # seconds for it to take a run
+END = 5.0  # seconds for it to take what is left at the end
+
+
+class Tracker(Logger):
+    """Hands rows to a wandb run (None: not the first process). After a fault it is silent, and `finish` says so."""
+
+    def __init__(self, run: Any) -> None:
+        super().__init__()
+        self.run = run
+        self.fault: str | None = None
+        self.exit_code = 0
+
+    @property
+    def name(self) -> str:
+        return "wandb"
+
+    @property
+    def version(self) -> str | None:
+        return None if self.run is None else str(self.run.id)
+
+    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
+        """The config was given to the run when it began."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if self.run is None or self.fault is not None:
+            return
+        try:
+            self.run.log(metrics, step=step)
+        except _faults() as error:
+            self.fault = _reason(error)
+
+    def finalize(self, status: str) -> None:
+        """Lightning says here how the run ended: "success", "failed" or "interrupted"."""
+        self.exit_code = int(status == "failed")
+
+    def finish(self) -> None:
+        """Waits at most END seconds for what is not sent yet. A run that failed is marked failed."""
+        if self.run is None:
+            return
+        try:
+            self.run.finish(exit_code=self.exit_code)
+        except TimeoutError:
+            self.fault = f"it did not take everything within {END:.0f} s"
+        except _faults() as error:
+            self.fault = self.fault or _reason(error)
+        if self.fault is not None:
+            kept = shlex.quote(str(Path(self.run.dir).parent))
+            warnings.warn(
+                f"wandb has not all rows of this run ({self.fault}); metrics.jsonl has; send them later with: "
+                f"wandb sync {kept}",
+                stacklevel=2,
+            )
 
 
 def make_loggers(settings: LoggerSettings, folder: Path, config: dict[str, Any]) -> list[Logger]:
@@ -20,35 +85,88 @@ def make_loggers(settings: LoggerSettings, folder: Path, config: dict[str, Any])
     if settings.name != "wandb":
         return []
     os.environ.setdefault("WANDB_SILENT", "true")
+    # wandb reports its own troubles to its makers; where they cannot be reached that holds the process for ten seconds.
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     try:
-        import wandb
+        import wandb  # noqa: F401
     except ModuleNotFoundError:
         raise UserError(
             "logger=wandb needs the package wandb; install it with: pip install wandb, or type logger=csv"
         ) from None
-    from lightning.pytorch.loggers import WandbLogger
-
     if not is_first_process():
-        return [WandbLogger(save_dir=folder)]  # never started: only the first rank logs
-    # One tracker run for one run folder, also when it is continued.
-    remembered = folder / "wandb" / "id"
+        return [Tracker(None)]
+    tracker = Tracker(_begin(settings, folder, config))
+    if tracker.run.offline and not _was_online(folder):
+        for row in read_metrics(folder):
+            tracker.log_metrics(*tracked(row))
+    return [tracker]
+
+
+def tracked(row: dict[str, Any]) -> tuple[dict[str, float], int]:
+    """A row of metrics.jsonl as wandb shows it, {"train/loss": ...}, and its step."""
+    kind = row["name"] if row["kind"] == "validation" else row["kind"]
+    values = {key: value for key, value in row.items() if isinstance(value, (int, float)) and key != "step"}
+    return {f"{kind}/{key}": value for key, value in values.items()}, row["step"]
+
+
+def _begin(settings: LoggerSettings, folder: Path, config: dict[str, Any]) -> Any:
+    """A wandb run, online if possible. One tracker run for one run folder, also when it is continued."""
+    import wandb
+
+    place = folder / "wandb"
+    place.mkdir(exist_ok=True)
+    remembered = place / "id"
     known = remembered.read_text(encoding="utf-8").strip() if remembered.is_file() else None
-    remembered.parent.mkdir(exist_ok=True)
-    run = wandb.init(
-        name=folder.name,
-        dir=folder,
-        project=settings.project,
-        entity=settings.entity,
-        group=settings.group,
-        tags=settings.tags,
-        id=known,
-        resume="allow",
-        config=config,
-        mode="online" if is_logged_in() else "offline",
-        settings=wandb.Settings(console="off", silent=True),
-    )
+    given = {
+        "name": folder.name, "dir": folder, "project": settings.project, "entity": settings.entity,
+        "group": settings.group, "tags": settings.tags, "id": known, "resume": "allow", "config": config,
+    }  # fmt: skip
+    limits = {"init_timeout": BEGIN, "finish_timeout": END, "finish_timeout_raises": True}
+    how = wandb.Settings(console="off", silent=True, x_graphql_timeout_seconds=BEGIN, **limits)
+    fault = None
+    run = None
+    if is_logged_in():
+        fault = unreachable(base_url())
+        if fault is None:
+            try:
+                run = wandb.init(**given, mode="online", settings=how)
+            except _faults() as error:
+                fault = _reason(error)
+    if run is None:
+        if known is not None and not _was_online(folder):
+            # All rows are written anew: what a killed process left lacks its last rows and its end.
+            for torn in place.glob("offline-run-*"):
+                shutil.rmtree(torn)
+        run = wandb.init(**given, mode="offline", settings=how)
+    if fault is not None:
+        warnings.warn(
+            f"wandb at {base_url()} takes no run ({fault}); this run is written to disk instead, send it later with: "
+            f"wandb sync {shlex.quote(str(Path(run.dir).parent))}",
+            stacklevel=2,
+        )
     remembered.write_text(run.id, encoding="utf-8")
-    return [WandbLogger(save_dir=folder, experiment=run)]
+    return run
+
+
+def _was_online(folder: Path) -> bool:
+    """Then the server has the earlier rows, and what is on disk here are later ones."""
+    return any((folder / "wandb").glob("run-*"))
+
+
+def base_url() -> str:
+    return os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
+
+
+def unreachable(url: str) -> str | None:
+    """Why nothing answers there within ANSWER seconds; None if anything does. wandb itself would wait for longer, and
+    again when the process ends."""
+    try:
+        with urlopen(url, timeout=ANSWER):
+            return None
+    except HTTPError:
+        return None  # an answer, though to another question
+    except (OSError, ValueError, HTTPException) as error:
+        return _reason(getattr(error, "reason", None) or error)
 
 
 def is_logged_in() -> bool:
@@ -57,7 +175,7 @@ def is_logged_in() -> bool:
         return False
     if os.environ.get("WANDB_API_KEY"):
         return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    host = urlparse(base_url()).hostname or ""
     try:
         return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):
@@ -66,7 +184,19 @@ def is_logged_in() -> bool:
 
 def finish_loggers(loggers: list[Logger]) -> None:
     """wandb keeps one run per process until it is told to finish; the next in this process would share it."""
-    if loggers:
-        import wandb
+    for logger in loggers:
+        if isinstance(logger, Tracker):
+            logger.finish()
 
-        wandb.finish()
+
+def _faults() -> tuple[type[BaseException], ...]:
+    """What wandb raises for a server that refuses, and when its own process has died."""
+    import wandb
+    from wandb.sdk.mailbox import HandleAbandonedError
+
+    return (wandb.Error, HandleAbandonedError, OSError, RuntimeError)
+
+
+def _reason(error: Any) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,6 @@
+"""softattn telemetry: `python scripts/telemetry.py --help`."""
+
+from softattn_lm.cli import main
+
+if __name__ == "__main__":
+    main("telemetry")

@@ -1,0 +1,191 @@
+"""What the paired differences between two arms say: one interval, its parts, and how sure one may be.
+
+d_s = loss(arm, seed s) − loss(baseline, seed s): both arms of a pair share initial values, batches and windows.
+
+    variance of mean(d) = Var_seeds/n + Var_text + Var_rates         each with its own degrees of freedom
+    interval            = mean ± t(1 − α/2, ν) · √variance           ν by Satterthwaite
+
+Satterthwaite 1946, Biometrics Bulletin 2(6). Tests and tables come from scipy and statsmodels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+from statsmodels.stats.multitest import multipletests
+from statsmodels.stats.power import TTestPower
+
+SIGN_FLIPS_FROM = 8  # pairs: with fewer the smallest p that exists is above 1/128
+BOOTSTRAP_FROM = 20  # pairs: below, a bootstrap interval covers less than it says
+# Of the error α that a table may make, what the seeds locked at the start may spend; each later look at the same arms
+# with more seeds gets half of what was left, so that all looks together spend at most α.
+FIRST_LOOK = 0.8
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A variance of the mean difference and its degrees of freedom."""
+
+    variance: float
+    df: float
+
+
+@dataclass(frozen=True)
+class Interval:
+    """mean ± half at confidence `level`; nats (or whatever the metric is)."""
+
+    mean: float
+    half: float
+    level: float
+    df: float
+    p: float  # two-sided, against 0
+
+    @property
+    def low(self) -> float:
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        return self.mean + self.half
+
+
+def seed_part(differences: Array) -> Part:
+    """(n,) paired differences -> the variance of their mean. Raises ValueError for fewer than 2."""
+    if len(differences) < 2:
+        raise ValueError(f"an interval needs 2 paired seeds or more, and there are {len(differences)}")
+    return Part(float(np.var(differences, ddof=1)) / len(differences), len(differences) - 1)
+
+
+def text_part(windows: Array, block: int | None = None, resamples: int = 2000, seed: int = 0) -> Part:
+    """(W,) differences per test window in reading order, averaged over seeds -> how far another text may move them.
+
+    A moving-block bootstrap: neighbouring windows are alike, and taken as independent they would promise too much.
+    block: windows, by default W^(1/2). Künsch 1989, Annals of Statistics 17(3).
+    """
+    count = len(windows)
+    length = block or max(1, round(math.sqrt(count)))
+    if count < 2 * length:
+        raise ValueError(f"{count} test windows are too few for blocks of {length}")
+    generator = np.random.default_rng(seed)
+    drawn = math.ceil(count / length)
+    starts = generator.integers(0, count - length + 1, size=(resamples, drawn))
+    sums = np.concatenate(([0.0], np.cumsum(windows)))
+    means = (sums[starts + length] - sums[starts]).sum(axis=1) / (drawn * length)
+    return Part(float(means.var(ddof=1)), count / length - 1)
+
+
+def paired_interval(differences: Array, level: float, others: Sequence[Part] = ()) -> Interval:
+    """The interval for the mean of paired differences; `others`: what else may move it, beside the seeds."""
+    parts = [seed_part(differences), *(part for part in others if part.variance > 0)]
+    variance = sum(part.variance for part in parts)
+    mean = float(differences.mean())
+    if variance == 0:
+        return Interval(mean, 0.0, level, math.inf, 1.0 if mean == 0 else 0.0)
+    df = variance**2 / sum(part.variance**2 / part.df for part in parts if part.df < math.inf)
+    error = math.sqrt(variance)
+    return Interval(
+        mean,
+        float(stats.t.ppf((1 + level) / 2, df)) * error,
+        level,
+        df,
+        float(2 * stats.t.sf(abs(mean) / error, df)),
+    )
+
+
+def unpaired_interval(first: Array, second: Array, level: float) -> Interval:
+    """Of mean(second) − mean(first) for arms that share no seeds: Welch's t interval."""
+    result = stats.ttest_ind(second, first, equal_var=False)
+    interval = result.confidence_interval(level)
+    mean = float(second.mean() - first.mean())
+    return Interval(mean, (float(interval.high) - float(interval.low)) / 2, level, float(result.df), float(result.pvalue))
+
+
+def level_of_look(look: int, alpha: float = 0.05) -> float:
+    """The error that look number `look` (1: the seeds locked at the start) may spend, so that all spend at most α."""
+    if look < 1:
+        raise ValueError(f"looks are counted from 1, and this one is {look}")
+    return alpha * (FIRST_LOOK if look == 1 else (1 - FIRST_LOOK) / 2 ** (look - 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjusted p values of the comparisons of one table. Holm 1979."""
+    return [float(p) for p in multipletests(list(p_values), method="holm")[1]] if p_values else []
+
+
+def sign_flip_p(differences: Array, seed: int = 0) -> float | None:
+    """Two-sided, by flipping the sign of each pair (all of the 2^n up to 13 pairs); None below 8 pairs."""
+    if len(differences) < SIGN_FLIPS_FROM:
+        return None
+    exact = np.inf if len(differences) <= 13 else 9999
+    result = stats.permutation_test(
+        (differences,),
+        np.mean,
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=exact,
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.pvalue)
+
+
+def bootstrap_interval(differences: Array, level: float, seed: int = 0) -> tuple[float, float] | None:
+    """BCa, for the reader who doubts the t interval; None below 20 pairs. Efron 1987, JASA 82(397)."""
+    if len(differences) < BOOTSTRAP_FROM or np.ptp(differences) == 0:
+        return None
+    found = stats.bootstrap(
+        (differences,), np.mean, confidence_level=level, method="BCa", rng=np.random.default_rng(seed)
+    ).confidence_interval
+    return float(found.low), float(found.high)
+
+
+def detectable(sd: float, pairs: int, alpha: float, power: float = 0.8) -> float:
+    """The smallest true difference that a two-sided paired t test at `alpha` finds with this power."""
+    return sd * float(TTestPower().solve_power(nobs=pairs, alpha=alpha, power=power)) if sd > 0 else 0.0
+
+
+def pairs_needed(sd: float, effect: float, alpha: float, power: float = 0.8) -> int:
+    """How many pairs find a true difference of `effect` with this power."""
+    if sd <= 0:
+        return 2
+    size = effect / sd
+    if size > 20:  # statsmodels looks for a root beyond any table
+        return 2
+    return max(2, math.ceil(float(np.squeeze(TTestPower().solve_power(effect_size=size, alpha=alpha, power=power)))))
+
+
+def success_interval(successes: int, trials: int, level: float) -> tuple[float, float]:
+    """Of a success rate. Clopper and Pearson 1934, Biometrika 26(4)."""
+    found = stats.binomtest(successes, trials).proportion_ci(level, method="exact")
+    return float(found.low), float(found.high)
+
+
+def log_rank_p(first: Sequence[int | None], second: Sequence[int | None], steps: int) -> float:
+    """Steps until a task was solved; None: not within `steps`. Two-sided. Mantel 1966."""
+
+    def censored(times: Sequence[int | None]) -> stats.CensoredData:
+        done = [time for time in times if time is not None]
+        return stats.CensoredData(uncensored=done, right=[steps] * (len(times) - len(done)))
+
+    if all(time is None for time in (*first, *second)):
+        return 1.0
+    return float(stats.logrank(censored(first), censored(second)).pvalue)
+
+
+def sign_p(differences: Sequence[float]) -> float:
+    """Two-sided sign test: what is left where a run diverged and a mean has no meaning (its difference is ±∞)."""
+    ups, downs = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    return float(stats.binomtest(ups, ups + downs).pvalue) if ups + downs else 1.0
+
+
+def correlation(baseline: Array, arm: Array) -> float | None:
+    """Of the two arms over shared seeds: near 0, pairing has bought nothing. None if one of them does not vary."""
+    if len(baseline) < 3 or np.ptp(baseline) == 0 or np.ptp(arm) == 0:
+        return None
+    return float(np.corrcoef(baseline, arm)[0, 1])

@@ -1,0 +1,98 @@
+"""A config that was stored, in a run folder or a checkpoint: it may come from a stranger, so it is data and no more.
+
+    plain        mappings with text keys, lists, text, numbers, true, false, null; not too deep and not too many
+    classes      every `_target_`, at any depth, is one that the shipped yaml files name, in a group it belongs to
+    no more      no other key of Hydra's (`_args_`, `_recursive_`, ...) and no interpolation, `${...}`
+
+All this is asked before anything is resolved or imported. Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from softattn_lm.config.allowed import allowed_targets, require_allowed
+from softattn_lm.config.check import SECTIONS, check
+from softattn_lm.config.tree import config_folder, groups
+from softattn_lm.errors import UserError
+
+DEEPEST = 30  # levels of lists and mappings; ours have 5
+MOST = 100_000  # values; ours have some hundred
+# Texts that are taken as typed, and resolved nowhere: names and paths may hold any character.
+AS_TYPED = re.compile(r"(^|\.)(path|name|target|runs|resume|fork|trust|validation_sets\.[^.]+)$")
+_INDEX = re.compile(r"\[\d+\]")
+
+
+def require_harmless(config: Any, where: str) -> dict[str, Any]:
+    """`config` itself. Raises UserError, which names the file `where` and the key, for anything that is not allowed."""
+    if not isinstance(config, dict):
+        raise UserError(f"{where} should hold a mapping of settings, and holds {type(config).__name__}")
+    waiting: list[tuple[str, Any, int]] = [("", config, 0)]
+    seen = 0
+    while waiting:
+        path, value, depth = waiting.pop()
+        seen += 1
+        # An alias in yaml, or a shared list in a checkpoint, can stand for more values than any memory holds.
+        if depth > DEEPEST or seen + len(waiting) > MOST:
+            raise UserError(f"{where} nests more than settings do, at {path[:80]}; it is not read")
+        if isinstance(value, dict):
+            for key in value:
+                if not isinstance(key, str):
+                    raise UserError(f"{where}: {path or 'the top level'} has the key {key!r:.80}, which is no text")
+            _require_known(value, path, where)
+            waiting += [(f"{path}.{key}" if path else key, item, depth + 1) for key, item in value.items()]
+        elif isinstance(value, list):
+            waiting += [(f"{path}[{index}]", item, depth + 1) for index, item in enumerate(value)]
+        elif isinstance(value, str):
+            if "${" in value and not AS_TYPED.search(path):
+                raise UserError(f"{where}: {path}={value:.80} is an interpolation, and stored settings are resolved")
+        elif value is not None and not isinstance(value, (bool, int, float)):
+            raise UserError(f"{where}: {path} is a {type(value).__name__}, which is no setting")
+    return config
+
+
+def _require_known(node: dict[str, Any], path: str, where: str) -> None:
+    """Of one mapping: its `_target_` is allowed here, and it has no other key that Hydra would act on."""
+    for key in node:
+        if key.startswith("_") and key not in ("_target_", "_partial_"):
+            raise UserError(f"{where}: {path or 'the top level'} has the key {key:.80}, which no setting is called")
+    if not isinstance(node.get("_partial_", False), bool):
+        raise UserError(f"{where}: {path}._partial_ must be true or false")
+    if "_target_" not in node:
+        return
+    try:
+        require_allowed(path or "the top level", node["_target_"])
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    group = _INDEX.sub("", path).removesuffix(".layers").rpartition(".")[2]
+    if group in groups(config_folder()) and node["_target_"] not in allowed_targets(config_folder() / group):
+        raise UserError(f"{where}: {path}._target_ is {node['_target_']}, which is no {group}; it is not built")
+
+
+def stored_run(config: Any, where: str, files: bool = True) -> dict[str, Any]:
+    """The checked config of a run, as if it had been typed. Raises UserError naming `where`.
+
+    files: whether the files that it names must be there.
+    """
+    config = require_harmless(config, where)
+    for key in ("model", "data", "tokenizer", "optimizer", "schedule", *SECTIONS):
+        if not isinstance(config.get(key), dict):
+            raise UserError(f"{where} has no section {key}, so it is no config of a run")
+    return _checked(config, where, files)
+
+
+def stored_model(config: Any, where: str) -> tuple[dict[str, Any], int]:
+    """(checked node of the model, seed) of a stored config, of which nothing else is looked at but for harm."""
+    config = require_harmless(config, where)
+    if not isinstance(config.get("model"), dict):
+        raise UserError(f"{where} has no section model, so it is no config of a run")
+    checked = _checked({"model": config["model"], "seed": config.get("seed", 0)}, where, files=False)
+    return checked["model"], checked["seed"]
+
+
+def _checked(config: dict[str, Any], where: str, files: bool) -> dict[str, Any]:
+    try:
+        return check(config, "TrainSettings", files=files)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
