@@ -15,6 +15,6 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        c if c in "\n\t" or c.isprintable() or (c.isspace() and ord(c) > 160) else c.encode("unicode_escape").decode()
+        c if c in "\n\t" or c.isprintable() or (c.isspace() and ord(c) >= 160) else c.encode("unicode_escape").decode()
         for c in text
     )

@@ -211,8 +211,10 @@ def read_config(folder: Path) -> dict[str, Any]:
             config = yaml.safe_load(file)
     except FileNotFoundError:
         raise UserError(f"{folder} is no run folder: it has no config.yaml") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as yaml: {' '.join(str(error).split())}") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError, OverflowError) as error:
+        raise UserError(f"{path} cannot be read as yaml: {' '.join(str(error).split())[:300]}") from None
     if not isinstance(config, dict):
         raise UserError(f"{path} should hold a mapping of settings, and holds {type(config).__name__}")
     return config
@@ -316,16 +318,35 @@ def write_status(
 def read_status(folder: Path) -> dict[str, Any]:
     """{} when the run never came to write one."""
     path = folder / "status.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    try:
+        status = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        status = None
+    if not isinstance(status, dict):
+        raise UserError(f"{path} is damaged: it holds no JSON object; remove it")
+    return status
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl. A last line without its line break, left by a killed process, is dropped."""
+    """The rows of metrics.jsonl. A last line without its line break, left by a killed process, is dropped.
+
+    Raises UserError naming the line that is no row.
+    """
     path = folder / "metrics.jsonl"
     if not path.is_file():
         return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int) or "kind" not in row:
+            raise UserError(f"{path} is damaged: line {number} is no row of a run; remove that line")
+        rows.append(row)
+    return rows
 
 
 def cut_metrics(folder: Path, step: int) -> None:

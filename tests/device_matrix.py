@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -34,7 +36,6 @@ SAME = (
     "model.dropout=0",
     f"batch_size={BATCH}",
     f"steps={STEPS}",
-    "schedule=constant",
     "training.val_every=10",
     "training.log_every=5",
     "data=text_file",
@@ -55,70 +56,68 @@ class Layout:
     def micro(self) -> int:
         return BATCH // (self.devices * self.accumulate)
 
-    @property
-    def words(self) -> list[str]:
-        trainer = [f"trainer={self.strategy}", "trainer.accelerator=cpu", f"trainer.devices={self.devices}"]
-        return ["trainer=cpu"] * (self.devices == 1) or trainer
-
     def __str__(self) -> str:
-        return f"{self.strategy if self.devices > 1 else 'one'} {self.devices}×{self.accumulate}×{self.micro}"
+        return f"{self.strategy} {self.devices}×{self.accumulate}×{self.micro}"
 
 
+Case = tuple[str, Layout]  # optimizer, layout
 WHOLE = Layout("one", 1, 1)
-LAYOUTS = (
-    WHOLE,
-    Layout("one", 1, 4),
-    Layout("ddp", 2, 1),
-    Layout("ddp", 2, 2),
-    Layout("fsdp", 2, 1),
-    Layout("fsdp", 2, 2),
-)
+LAYOUTS = (WHOLE, Layout("one", 1, 4), *(Layout(name, 2, n) for name in ("ddp", "fsdp") for n in (1, 2)))
+CASES: tuple[Case, ...] = tuple((optimizer, layout) for optimizer in OPTIMIZERS for layout in LAYOUTS)
 
 
 @dataclass(frozen=True)
 class Run:
-    """losses: of each step, nats per token. validations: the rows of metrics.jsonl."""
+    """steps, validations: the rows of metrics.jsonl."""
 
     folder: Path
-    losses: list[float]
-    validations: list[dict[str, float]]
+    steps: list[dict[str, Any]]
+    validations: list[dict[str, Any]]
     weights: dict[str, torch.Tensor]
+
+    @property
+    def losses(self) -> list[float]:
+        """Nats per token of each step."""
+        return [row["loss"] for row in self.steps]
 
 
 def read(folder: Path) -> Run:
     rows = read_metrics(folder)
+    steps, validations = ([row for row in rows if row["kind"] == kind] for kind in ("train", "validation"))
     saved = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
-    return Run(
-        folder,
-        [row["loss"] for row in rows if row["kind"] == "train"],
-        [row for row in rows if row["kind"] == "validation"],
-        saved["state_dict"],
-    )
+    return Run(folder, steps, validations, saved["state_dict"])
 
 
-def words(folder: Path, layout: Layout, optimizer: str) -> list[str]:
-    """The command, without its name."""
+def trainer(layout: Layout) -> list[str]:
+    if layout.strategy == "one":
+        return ["trainer=cpu"]
+    return [f"trainer={layout.strategy}", "trainer.accelerator=cpu", f"trainer.devices={layout.devices}"]
+
+
+def words(folder: Path, optimizer: str, layout: Layout) -> list[str]:
+    """The command, without its name and that of the run."""
     place = [f"runs={folder / 'runs'}", f"data.path={folder / 'text.txt'}"]
-    how = [f"training.accumulate={layout.accumulate}", f"optimizer={optimizer}", *layout.words]
     # Where bfloat16 is fast Muon rounds its updates to three digits, and what differs by rounding would differ by more.
-    return [*SAME, *place, *how, *["optimizer.compute=float32"] * (optimizer == "muon")]
+    how = {"adamw": ["optimizer=adamw"], "muon": ["optimizer=muon", "optimizer.compute=float32"]}
+    return [*SAME, *place, "lr=0.01", f"training.accumulate={layout.accumulate}", *trainer(layout), *how[optimizer]]
 
 
-def measure(folder: Path, layouts: tuple[Layout, ...] = LAYOUTS) -> dict[tuple[str, Layout], Run]:
-    """Trains every layout with every optimizer below `folder`."""
+def measure(folder: Path, cases: Iterable[Case] = CASES, more: tuple[str, ...] = ()) -> dict[Case, Run]:
+    """Trains every case below `folder`, with `more` settings where there are several devices."""
     (folder / "text.txt").write_text(text(40_000), encoding="utf-8")
     found = {}
-    for optimizer in OPTIMIZERS:
-        for layout in layouts:
-            name = f"{optimizer}-{layout.strategy}-{layout.devices}-{layout.accumulate}"
-            said = folder / "said" / name
-            processes = ranks.start(
-                layout.devices, said, ranks.command, [*words(folder, layout, optimizer), f"name={name}"]
-            )
-            codes = ranks.wait(processes, 120)
-            assert codes == [0] * layout.devices, (codes, (said / "rank0").read_text())
-            found[optimizer, layout] = read(folder / "runs" / name)
+    for optimizer, layout in cases:
+        name = f"{optimizer}-{layout.strategy}-{layout.devices}-{layout.accumulate}"
+        typed = [*words(folder, optimizer, layout), *more * (layout.devices > 1), f"name={name}"]
+        train(folder / "said" / name, layout.devices, typed)
+        found[optimizer, layout] = read(folder / "runs" / name)
     return found
+
+
+def train(said: Path, devices: int, typed: list[str]) -> None:
+    """`softattn train` on `devices` processes, which leave what they print in the folder `said`."""
+    codes = ranks.wait(ranks.start(devices, said, ranks.command, typed), 120)
+    assert codes == [0] * devices, (codes, *(file.read_text() for file in sorted(said.iterdir())))
 
 
 def differences(run: Run, other: Run) -> tuple[float, float]:
@@ -132,16 +131,15 @@ def main() -> None:
     from rich.console import Console
     from rich.table import Table
 
-    shown = [0, 4, 9, 14, 19]
-    table = Table("optimizer", "devices × accumulate × micro", *(f"step {i + 1}" for i in shown), "validation")
-    table.add_column("largest |Δ loss|")
-    table.add_column("largest |Δ weight|")
+    shown = [1, 5, 10, 15, 20]
+    figures = [*(f"step {step}" for step in shown), "validation", "largest |Δ loss|", "largest |Δ weight|"]
+    table = Table("optimizer", "devices × accumulate × micro", *figures)
     with tempfile.TemporaryDirectory() as folder:
         runs = measure(Path(folder))
         for (optimizer, layout), run in runs.items():
             loss, weight = differences(runs[optimizer, WHOLE], run)
-            figures = [f"{run.losses[i]:.7f}" for i in shown] + [f"{run.validations[-1]['loss']:.7f}"]
-            table.add_row(optimizer, str(layout), *figures, f"{loss:.1e}", f"{weight:.1e}")
+            values = [*(run.losses[step - 1] for step in shown), run.validations[-1]["loss"]]
+            table.add_row(optimizer, str(layout), *(f"{v:.7f}" for v in values), f"{loss:.1e}", f"{weight:.1e}")
     Console(width=160).print(table)
 
 

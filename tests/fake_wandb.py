@@ -1,5 +1,6 @@
 """A wandb server on this machine that knows just enough to take a run, and a way of failing."""
 
+import atexit
 import json
 import socket
 import threading
@@ -7,6 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import Any, Literal
 
 Behaviour = Literal["well", "errors", "hangs", "slow", "garbage", "forbids"]
@@ -14,14 +17,15 @@ HANGS = 120.0  # seconds: longer than any test waits
 
 
 class FakeWandb(ThreadingHTTPServer):
-    """`rows`: how many rows of history came in. After `patience` rows it "errors" with 500 or "hangs"."""
+    """`steps`: of the rows of history that came in. After `patience` of them it "errors" with 500 or "hangs"."""
 
     daemon_threads = True
     block_on_close = False
 
     def __init__(self, behaviour: Behaviour, patience: int = 20) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
-        self.behaviour, self.patience, self.rows, self.refused = behaviour, patience, 0, 0
+        self.behaviour, self.patience = behaviour, patience
+        self.steps: list[int] = []
         self.exit_codes: list[Any] = []
         self.closing = threading.Event()
 
@@ -50,13 +54,12 @@ class Answer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         server = self.server
-        tired = server.rows >= server.patience
+        tired = len(server.steps) >= server.patience
         if server.behaviour == "hangs" and tired:
             server.closing.wait(HANGS)
         if server.behaviour == "slow":
             server.closing.wait(1.0)
         if server.behaviour == "errors" and tired:
-            server.refused += 1
             self.reply(500, {})
         elif server.behaviour == "forbids":
             self.reply(403, {"errors": [{"message": "permission denied"}]})
@@ -64,7 +67,8 @@ class Answer(BaseHTTPRequestHandler):
             self.reply(200, self.graphql(json.loads(body)))
         elif self.path.endswith("/file_stream"):
             sent = json.loads(body)
-            server.rows += len(sent.get("files", {}).get("wandb-history.jsonl", {}).get("content", []))
+            rows = sent.get("files", {}).get("wandb-history.jsonl", {}).get("content", [])
+            server.steps += [json.loads(row)["_step"] for row in rows]
             server.exit_codes += [sent["exitcode"]] if sent.get("complete") else []
             self.reply(200, {})
         else:
@@ -131,8 +135,23 @@ def refusing_url() -> str:
         return f"http://127.0.0.1:{server.getsockname()[1]}"
 
 
-def until(holds: Any, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return bool(holds())
+def timed(file: Path) -> None:
+    """In the process of a run: writes to `file` how long wandb took to begin and to end, in seconds. What is done when
+    a process ends is done, as in one that was started by hand."""
+    from softattn_lm.training import run
+
+    spent: dict[str, float] = {}
+
+    def watched(name: str, function: Any) -> Any:
+        def call(*given: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return function(*given)
+            finally:
+                spent[name] = time.perf_counter() - began
+                file.write_text(json.dumps(spent))
+
+        return call
+
+    Finalize(None, atexit._run_exitfuncs, exitpriority=0)
+    run.make_loggers, run.finish_loggers = watched("begin", run.make_loggers), watched("end", run.finish_loggers)

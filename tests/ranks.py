@@ -10,10 +10,12 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parent.parent
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["tests.ranks_preload"])
 
@@ -27,11 +29,24 @@ def free_port() -> int:
 def start(n: int, said: Path, target: Callable[..., Any], *arguments: Any) -> list[BaseProcess]:
     """`target(*arguments)` in `n` processes. What rank r prints goes to the file `said`/rank<r>."""
     said.mkdir(parents=True, exist_ok=True)
+    _start_server()
     port = free_port()
     processes = [_CONTEXT.Process(target=_run, args=(r, n, port, said, target, arguments)) for r in range(n)]
     for process in processes:
         process.start()
     return processes
+
+
+def _start_server() -> None:
+    # Python 3.11 hands its path on to the processes and not to the server, which then silently imports nothing.
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([before] if before else [])])
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
 
 
 def _run(rank: int, ranks: int, port: int, said: Path, target: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

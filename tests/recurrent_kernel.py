@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-
 from torch import Tensor
 
 from softattn_lm.attention.bias import Bias
@@ -57,5 +56,3 @@ class Normed(Summing):
 
     normed = True
     head_gain = 0.5
-
-

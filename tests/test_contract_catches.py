@@ -168,7 +168,7 @@ class MixesFeaturesOfABatch(Featured):
 
 
 class ShiftsFeaturesByOneToken(Featured):
-    """Each key gets the number of the key before it, the first that of the last; both are in the past of the last row."""
+    """Each key gets the number of the key before it, and the first that of the last."""
 
     def weights(self, q, k, *, features, **given):
         return super().weights(q, k, features=features.roll(1, 2), **given)

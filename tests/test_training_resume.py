@@ -89,7 +89,7 @@ def test_a_longer_budget_goes_on_as_if_it_had_been_given_at_once(tmp_path):
     assert equal(weights(run)["state_dict"], weights(whole)["state_dict"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 @pytest.mark.parametrize("val_every", [100, 3])
 def test_a_signal_finishes_the_step_saves_and_leaves(tmp_path, monkeypatch, number, val_every):
     whole = tiny_train(tmp_path, "steps=6", f"training.val_every={val_every}")
@@ -110,10 +110,9 @@ def test_a_signal_finishes_the_step_saves_and_leaves(tmp_path, monkeypatch, numb
     assert (result["state"], result["step"], result["signal"]) == ("interrupted", 3, number)
     assert read_status(run)["state"] == "interrupted"
     assert signal.getsignal(number) == before
-    assert [r["step"] for r in read_metrics(run) if r["kind"] == "validation"] == ([3] if val_every == 3 else [])
+    assert [r["step"] for r in read_metrics(run) if r["kind"] == "validation"] == []
     train(cfg, run, resume=True, console=Console(quiet=True))
-    assert losses(run) == losses(whole)
-    assert [r["step"] for r in read_metrics(run) if r["kind"] == "validation"] == ([3, 6] if val_every == 3 else [6])
+    assert [row | {"seconds": 0} for row in read_metrics(run)] == [row | {"seconds": 0} for row in read_metrics(whole)]
     assert equal(weights(run)["state_dict"], weights(whole)["state_dict"])
 
 
@@ -268,7 +267,7 @@ def test_the_second_signal_ends_the_process_as_always():
         global_step = 0
 
     before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
-    with interrupt.handlers_restored():
+    with interrupt.signals_end_the_run():
         interrupt.Interrupt(checkpoints=None).on_train_start(Nothing(), None)
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):

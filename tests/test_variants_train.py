@@ -15,6 +15,7 @@ from tests.tiny_run import tiny_train
 NO_VARIANT = {"custom", "pattern"}  # a place for a user's own, and a list of others
 PATTERNS = {
     "pattern": ["attention=pattern", "attention.pattern=[uniform,uniform,sdpa]", "mask=pattern", "mask.pattern=SSSL"],
+    "states and softmax": ["attention=pattern", "attention.pattern=[delta,delta,delta,sdpa]"],
     "pattern of positions": ["position=pattern", "position.pattern=[rotary,none]", "projections=shared_kv"],
 }
 

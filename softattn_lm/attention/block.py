@@ -1,6 +1,6 @@
 """The only place that knows projections and heads: everything around a kernel, the same for every variant.
 
-x ─ projections ─ q, k, v ─ short convolution ─ QK norm ─ rotation ─ cache ─ kernel ─ head norm ─ gate ─ output projection
+x ─ projections ─ q, k, v ─ convolution ─ QK norm ─ rotation ─ cache ─ kernel ─ head norm ─ gate ─ output projection
 """
 
 from __future__ import annotations
@@ -166,9 +166,7 @@ class CausalSelfAttention(nn.Module):
             return y, None
         return y, self.kernel.weights(q, wide, scale=scale, visible=visible, bias=bias, features=features)
 
-    def _recur(
-        self, q: Tensor, k: Tensor, v: Tensor, given: Given, features: Tensor | None, cache: KVCache
-    ) -> Tensor:
+    def _recur(self, q: Tensor, k: Tensor, v: Tensor, given: Given, features: Tensor | None, cache: KVCache) -> Tensor:
         """y (B, H, T, D) of the new tokens, from the state of all before."""
         k, v = expand_groups(k, self.n_head), expand_groups(v, self.n_head)
         state = cache.state(self.layer, len(q))

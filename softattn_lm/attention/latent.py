@@ -19,7 +19,9 @@ from softattn_lm.errors import UserError
 
 
 class Latent(Projections):
-    """rope_dim: null is half of a head. Raises UserError for ranks below 1 and a rope_dim that is odd or no part of D."""
+    """rope_dim: None is half of a head. Raises UserError for a rank below 1 and a rope_dim that is odd or not below
+    D.
+    """
 
     late = True
     refuses: ClassVar[dict[str, str]] = {

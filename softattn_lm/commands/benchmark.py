@@ -1,4 +1,6 @@
-"""benchmark: `softattn benchmark attention` measures time and memory and sets them beside what was aimed at."""
+"""benchmark: `softattn benchmark attention` measures time and memory and sets them beside what was aimed at;
+`softattn benchmark cache` what decoding remembers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from softattn_lm.errors import UserError
 
 def run(cfg: dict[str, Any], words: list[str]) -> None:
     """`words`: one topic. Raises UserError for another, or for sizes that are no sizes."""
-    topics: dict[str, Callable[[BenchmarkSettings, Path], None]] = {"attention": _attention}
+    topics: dict[str, Callable[[BenchmarkSettings, Path], None]] = {"attention": _attention, "cache": _cache}
     if len(words) != 1 or words[0] not in topics:
         came = f"; {' '.join(words)!r} came" if words else ""
         raise UserError(f"benchmark measures one topic, of: {', '.join(topics)}{came}")
@@ -31,5 +33,11 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
 def _attention(settings: BenchmarkSettings, file: Path) -> None:
     # Torch comes with it, and only now.
     from softattn_lm.commands.benchmark_attention import benchmark
+
+    benchmark(settings, file)
+
+
+def _cache(settings: BenchmarkSettings, file: Path) -> None:
+    from softattn_lm.commands.benchmark_cache import benchmark
 
     benchmark(settings, file)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 FIRST = "SOFTATTN_FIRST_PROCESS"  # its id
 EVERY = 1.0  # seconds between looks
-GRACE = 10.0  # seconds between the end of the first process and that of a companion which has not noticed
+GRACE = 5.0  # seconds between the end of the first process and that of a companion which has not noticed
 
 
 @contextmanager

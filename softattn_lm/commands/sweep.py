@@ -48,8 +48,15 @@ from softattn_lm.training.console import plain_console
 STOPPED_BY_HAND = {128 + signal.SIGINT, 128 + signal.SIGTERM}
 
 
+class Stopped(KeyboardInterrupt):
+    """SIGTERM, SIGHUP or SIGUSR1 came, which stop a sweep as Ctrl-C does."""
+
+
 def sweep(command: Command, overrides: list[str]) -> None:
-    """Runs every combination and prints a table. Raises SystemExit(1) if a job failed, UserError before any starts."""
+    """Runs every combination and prints a table. Raises SystemExit(1) if a job failed, UserError before any starts.
+
+    A signal stops the job at hand, which saves, and no other is started: KeyboardInterrupt, or SystemExit(143).
+    """
     typed = [word for word in overrides if not word.endswith("=null")]
     given = {word.partition("=")[0].lstrip("+"): decode(word.partition("=")[2]) for word in typed}
     if "resume" in given:
@@ -61,7 +68,10 @@ def sweep(command: Command, overrides: list[str]) -> None:
     record = {"overrides": [decode(word) for word in task], "fixed": fixed}
     write_json(folder / "sweep.json", record)
     try:
-        _multirun(folder, [*task, f"name={encode(folder.name)}", f"runs={encode(str(folder.parent))}"])
+        with _termination_interrupts():
+            _multirun(folder, [*task, f"name={encode(folder.name)}", f"runs={encode(str(folder.parent))}"])
+    except Stopped:
+        raise SystemExit(128 + signal.SIGTERM) from None
     finally:
         n_failed = _print_table(folder)
     if n_failed:
@@ -199,15 +209,16 @@ def _run_child(command: list[str]) -> int:
 
 @contextmanager
 def _termination_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP act like Ctrl-C, or the job would live on without its sweep."""
+    """SIGTERM, SIGHUP and SIGUSR1 act like Ctrl-C, or the job would live on without its sweep."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def interrupt(*_: Any) -> None:
-        raise KeyboardInterrupt
+        raise Stopped
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    signals = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    before = {number: signal.signal(number, interrupt) for number in signals}
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ from typing import Any
 
 from softattn_lm.commands.companion import FIRST, first_spoke, following_first
 from softattn_lm.config.check import check
+from softattn_lm.config.stored import stored_run
 from softattn_lm.errors import UserError
 from softattn_lm.runs import (
     discard_unbegun,
@@ -66,7 +67,7 @@ def _folder(cfg: dict[str, Any], overrides: list[str]) -> tuple[Path, dict[str, 
     """The run folder, the config the run goes by, and whether it continues."""
     if "LOCAL_RANK" in os.environ and FOLDER in os.environ:
         folder = Path(os.environ[FOLDER])
-        return folder, read_config(folder), True  # from its checkpoint if there is one, as the first process does
+        return folder, saved_config(folder), True  # from its checkpoint if there is one, as the first process does
     resumes = cfg["resume"] is not None
     if not resumes and started_from_outside() and cfg["name"] is None:
         raise UserError(
@@ -78,16 +79,16 @@ def _folder(cfg: dict[str, Any], overrides: list[str]) -> tuple[Path, dict[str, 
     begun = None if resumes else slurm.run_to_continue(runs_folder(cfg["runs"]), cfg["name"], overrides)
     if begun is not None:
         folder, resumes = begun, True
-        cfg = read_config(folder)
+        cfg = saved_config(folder)
     elif not resumes and not is_first_process():
         folder = _wait_for(runs_folder(cfg["runs"]) / cfg["name"])
-        cfg = read_config(folder)
+        cfg = saved_config(folder)
     elif not resumes:
         cfg = cfg if cfg["fork"] is None else _forked(cfg, overrides)
         folder = new_run(cfg["runs"], cfg["name"], cfg)
     else:
         folder = find_run(cfg["resume"], cfg["runs"])
-        cfg = resumed_config(read_config(folder), {"runs": cfg["runs"], **typed(cfg, overrides)})
+        cfg = resumed_config(saved_config(folder), {"runs": cfg["runs"], **typed(cfg, overrides)})
     if is_first_process() and cfg["resume"] is None:
         slurm.remember(folder, overrides)
     os.environ |= {FOLDER: str(folder.resolve()), FIRST: str(os.getpid())}
@@ -98,7 +99,12 @@ def _forked(cfg: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     from softattn_lm.training.fork import split
 
     parent = find_run(split(cfg["fork"])[0], cfg["runs"])
-    return check(forked_config(read_config(parent), typed(cfg, overrides), cfg), "TrainSettings")
+    return check(forked_config(saved_config(parent), typed(cfg, overrides), cfg), "TrainSettings")
+
+
+def saved_config(folder: Path) -> dict[str, Any]:
+    """The settings of a run that is there, perhaps a stranger's: checked as if they had been typed."""
+    return stored_run(read_config(folder), str(folder / "config.yaml"))
 
 
 def _wait_for(folder: Path) -> Path:

@@ -126,7 +126,7 @@ class ProbeScaleSettings:
     runs: str = "runs"
     checkpoint: str = "last"
     keys: int = 64
-    rows: int = 100_000
+    rows: int = 30_000
     d_k: list[int] = field(default_factory=lambda: [16, 32, 64, 128, 256, 512, 1024])
     d_model: int = 128
     seed: int = 0

@@ -10,10 +10,13 @@ All this is asked before anything is resolved or imported. Standard library only
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Any
 
-from softattn_lm.config.allowed import allowed_targets, require_allowed
+from softattn_lm.config.allowed import allowed_targets, partial_targets, require_allowed
 from softattn_lm.config.check import SECTIONS, check
+from softattn_lm.config.custom import SHAPES
+from softattn_lm.config.signature import signature
 from softattn_lm.config.tree import config_folder, groups
 from softattn_lm.errors import UserError
 
@@ -57,29 +60,38 @@ def _require_known(node: dict[str, Any], path: str, where: str) -> None:
     for key in node:
         if key.startswith("_") and key not in ("_target_", "_partial_"):
             raise UserError(f"{where}: {path or 'the top level'} has the key {key:.80}, which no setting is called")
-    if not isinstance(node.get("_partial_", False), bool):
-        raise UserError(f"{where}: {path}._partial_ must be true or false")
     if "_target_" not in node:
         return
+    target = node["_target_"]
     try:
-        require_allowed(path or "the top level", node["_target_"])
+        require_allowed(path or "the top level", target)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     group = _INDEX.sub("", path).removesuffix(".layers").rpartition(".")[2]
-    if group in groups(config_folder()) and node["_target_"] not in allowed_targets(config_folder() / group):
-        raise UserError(f"{where}: {path}._target_ is {node['_target_']}, which is no {group}; it is not built")
+    if group in groups(config_folder()) and target not in allowed_targets(config_folder() / group):
+        raise UserError(f"{where}: {path}._target_ is {target}, which is no {group}; it is not built")
+    if node.get("_partial_", False) is not (target in partial_targets()):
+        raise UserError(f"{where}: {path}._partial_ is not as in the configs of softattn_lm")
+    _require_complete(node, path, where, ("vocab_size",) if group == "model" else (*SHAPES, "roles"))
 
 
-def stored_run(config: Any, where: str, files: bool = True) -> dict[str, Any]:
-    """The checked config of a run, as if it had been typed. Raises UserError naming `where`.
+def _require_complete(node: dict[str, Any], path: str, where: str, handed: Collection[str]) -> None:
+    """`handed`: what the code passes itself."""
+    known = signature(node["_target_"])
+    for name, parameter in known.parameters.items() if known else ():
+        if parameter.required and name not in node and name not in handed:
+            raise UserError(f"{where}: {path}.{name} is missing")
 
-    files: whether the files that it names must be there.
+
+def stored_run(config: Any, where: str) -> dict[str, Any]:
+    """The checked config of a run, as if it had been typed; whether the files are there that it names is asked when
+    they are read. Raises UserError naming `where`.
     """
     config = require_harmless(config, where)
     for key in ("model", "data", "tokenizer", "optimizer", "schedule", *SECTIONS):
         if not isinstance(config.get(key), dict):
             raise UserError(f"{where} has no section {key}, so it is no config of a run")
-    return _checked(config, where, files)
+    return _checked(config, where)
 
 
 def stored_model(config: Any, where: str) -> tuple[dict[str, Any], int]:
@@ -87,12 +99,12 @@ def stored_model(config: Any, where: str) -> tuple[dict[str, Any], int]:
     config = require_harmless(config, where)
     if not isinstance(config.get("model"), dict):
         raise UserError(f"{where} has no section model, so it is no config of a run")
-    checked = _checked({"model": config["model"], "seed": config.get("seed", 0)}, where, files=False)
+    checked = _checked({"model": config["model"], "seed": config.get("seed", 0)}, where)
     return checked["model"], checked["seed"]
 
 
-def _checked(config: dict[str, Any], where: str, files: bool) -> dict[str, Any]:
+def _checked(config: dict[str, Any], where: str) -> dict[str, Any]:
     try:
-        return check(config, "TrainSettings", files=files)
+        return check(config, "TrainSettings", files=False)
     except UserError as error:
         raise UserError(f"{where}: {error}") from None

@@ -82,7 +82,9 @@ def dropout_keeps_the_mask(subject: Subject) -> Iterator[Measure]:
             y = _seeded(kernel, q, k, v, 0, **given, features=made)
             step = 100.0 * (torch.arange(T) >= t)[:, None]
             later = features_of(kernel, x.detach() + step)
-            changed = _seeded(kernel, *(x.detach() + step for x in (q, k, v)), 0, **given, features=later)
+            changed = _seeded(
+                kernel, q.detach() + step, k.detach() + step, v.detach() + step, 0, **given, features=later
+            )
             yield same_bits(changed[:, :, :t], y[:, :, :t], f"row before {t}, {mask}")
             g = torch.randn(y.shape, generator=torch.Generator().manual_seed(0))
             dk, dv, dx = torch.autograd.grad(

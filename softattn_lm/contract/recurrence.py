@@ -42,9 +42,10 @@ def _carried(
     state: State | None = None
     start, sizes, ys = 0, set(), []
     for length in lengths:
-        q, k, v, made = (None if x is None else x[:, :, start : start + length] for x in whole)
-        given: dict[str, Any] = {"features": made}
-        given["scale"] = scale[..., start : start + length, :] if isinstance(scale, Tensor) else scale
+        now = slice(start, start + length)
+        q, k, v = (x[:, :, now] for x in whole[:3])
+        given: dict[str, Any] = {"features": None if whole[3] is None else whole[3][:, :, now]}
+        given["scale"] = scale[..., now, :] if isinstance(scale, Tensor) else scale
         before = {} if state is None else {name: held.clone() for name, held in state.items()}
         y, after = kernel.recur(q, k, v, state, **given)
         for name, held in before.items():

@@ -29,9 +29,9 @@ def tables(variants: Iterable[tuple[str, Subject]]) -> str:
         said = dict.fromkeys(OPTIONS, "yes") | dict.fromkeys(refused, "refused") | dict.fromkeys(dropped, "**ignored**")
         matrix.append((f"`{name}`", *said.values()))
     notes = (
-        "`cache`: bytes per token and layer in float32, for H heads and G key heads of width D; of a recurrent one the "
-        "bytes of a layer however many tokens there are. `contract`: properties of softattn_lm/contract, of which those "
-        "that need a backward pass are not tried where there is none."
+        "`cache`: bytes per token and layer in float32, for H heads and G key heads of width D; `constant`: per layer, "
+        "however many tokens it has read. `contract`: properties of softattn_lm/contract, of which those that need a "
+        "backward pass are not tried where there is none."
     )
     return "\n\n".join((_markdown(_HEAD, rows), notes, _markdown(("attention", *OPTIONS), matrix)))
 

@@ -9,6 +9,7 @@ so neither devices, accumulation, loader processes, validation nor having been r
 trainer must have use_distributed_sampler=False: the division is done here.
 """
 
+import signal
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -103,6 +104,13 @@ class ValidationBatches(Dataset[list[torch.Tensor]]):
         return [torch.from_numpy(array) for array in found]
 
 
+def _leave_signals_to_the_run(worker: int) -> None:
+    """Ctrl-C reaches all processes of a terminal at once. The run finishes its step first, and needs its workers for
+    that; they end when it does."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+
+
 class TextDataModule(LightningDataModule):
     """One "epoch" is the whole run of `steps` optimizer steps; a resumed run begins at `first_step`.
 
@@ -165,7 +173,7 @@ class TextDataModule(LightningDataModule):
         # Items are whole batches already, gathered at once.
         return DataLoader(
             data, batch_size=None, sampler=order, num_workers=self.num_workers, persistent_workers=False,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=torch.cuda.is_available(), worker_init_fn=_leave_signals_to_the_run,
             # Every pass over a loader draws a seed; from torch's own generator it would disturb the training's draws.
             generator=torch.Generator().manual_seed(0),
         )  # fmt: skip

@@ -3,8 +3,7 @@
     std of q·k             √D for components of unit variance
     at initialisation      √D · C · σ_q σ_k       rows of x of mean square 1 over C components, weights of std σ
     p of the best match    ≥ 1/(1 + (N−1) e^(−Δ/T))        Δ: its lead over the second, T the temperature
-    value error            ≤ (N−1) e^(−Δ/T) · 2 max|v|     against the value of the best match
-    with QK norm           |s| ≤ √D, so p ≤ 1/(1 + (N−1) e^(−2√D))
+    value error            ≤ (N−1) e^(−Δ/T) · 2 max|v|     |y − v_best|, lengths of vectors
 
 The soft dictionary has orthonormal keys and the query β k_i: Δ = β at T = 1, and it is one update of a modern Hopfield
 network (Ramsauer et al. 2020, arXiv:2008.02217).
@@ -15,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,7 +48,7 @@ class Gradients:
 
 @dataclass(frozen=True)
 class Lookup:
-    """One query of the soft dictionary: how far y is from the value sought, and the largest weight."""
+    """One query of the soft dictionary: how far y is from the value sought, in lengths of a value, and its weight."""
 
     error: float
     error_bound: float
@@ -64,11 +64,6 @@ def block_std(d_k: int, d_model: int, std_q: float, std_k: float, mean_square: f
 def p_floor(lead: float, n_keys: int) -> float:
     """The least weight of the best match; lead: Δ/T."""
     return 1 / (1 + (n_keys - 1) * math.exp(-lead))
-
-
-def p_ceiling(contrast: float, n_keys: int) -> float:
-    """The largest weight there can be when no two scores differ by more than `contrast` (2√D with QK norm)."""
-    return 1 / (1 + (n_keys - 1) * math.exp(-contrast))
 
 
 def weighed_rows(scores: Tensor, weights: Tensor) -> RowFigures:
@@ -92,7 +87,6 @@ class Draw:
     normal vectors, √(Σ w²) times one of D − 1 components. So a row takes 2 N + 2 draws whatever D is, exactly in law.
     """
 
-    d_k: int
     length: Tensor  # (R, 1) ‖q‖
     along: Tensor  # (R, N)
     across: Tensor  # (R,) length of a normal vector of D − 1 components
@@ -102,38 +96,36 @@ class Draw:
         """(R, N) q·k_j without a scale."""
         return self.length * self.along
 
-    def gradients(self, scale: float) -> Gradients:
-        p = torch.softmax(scale * self.scores(), -1)
+    def gradients(self, scale: float, p: Tensor) -> Gradients:
+        """p: (R, N), the softmax of scale · scores."""
         through = p * (self.gains - (p * self.gains).sum(-1, keepdim=True))  # ∂L/∂s
         along = (through * self.along).sum(-1)
         norms = scale * (along.square() + through.square().sum(-1) * self.across.square()).sqrt()
         return Gradients(norms.mean().item(), norms.median().item(), (norms < DEAD).double().mean().item())
 
 
-def draw(d_k: int, n_keys: int, rows: int, seed: int) -> Draw:
-    generator = torch.Generator().manual_seed(seed)
-
-    def length(components: int) -> Tensor:
-        if components == 0:
-            return torch.zeros(rows, dtype=torch.float64)
-        return torch.randn(rows, components, generator=generator, dtype=torch.float64).norm(dim=-1)
-
-    def normal() -> Tensor:
-        return torch.randn(rows, n_keys, generator=generator, dtype=torch.float64)
-
-    return Draw(d_k, length(d_k)[:, None], normal(), length(d_k - 1), normal())
+def draw_rows(d_k: int, n_keys: int, rows: int, seed: int) -> Draw:
+    generator = np.random.default_rng(seed)
+    length = generator.chisquare(d_k, rows) ** 0.5
+    across = generator.chisquare(d_k - 1, rows) ** 0.5 if d_k > 1 else np.zeros(rows)
+    along, gains = generator.standard_normal((rows, n_keys)), generator.standard_normal((rows, n_keys))
+    return Draw(
+        torch.from_numpy(length)[:, None], torch.from_numpy(along), torch.from_numpy(across), torch.from_numpy(gains)
+    )
 
 
-def soft_dictionary(beta: float, n: int = 64, d: int = 64, temperature: float = 1.0, seed: int = 0) -> Lookup:
-    """The first of `n` orthonormal keys of `d` components is asked for with β times itself; the error is the norm of y
-    − v_1, and so are the lengths of the N(0, 1) values in its bound.
+def soft_dictionary(beta: float, n: int = 64, d: int = 64, temperature: float = 1.0, tied: bool = False) -> Lookup:
+    """The first of `n` orthonormal keys of `d` >= n components is asked for with β times itself. Values have length 1.
+
+    tied: the second key is the first once more, so that there are two best matches and no limit but their average.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     keys, _ = torch.linalg.qr(torch.randn(d, n, generator=generator, dtype=torch.float64))
-    values = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    if tied:
+        keys[:, 1] = keys[:, 0]
+    values = torch.nn.functional.normalize(torch.randn(n, d, generator=generator, dtype=torch.float64), dim=-1)
     p = torch.softmax(beta / temperature * (keys[:, 0] @ keys), -1)  # (N,)
-    lead = beta / temperature
-    bound = (n - 1) * math.exp(-lead) * 2 * values.norm(dim=-1).amax().item()
-    # Without 1 − p, which is 0 in float64 long before the error is.
+    # Not y − v_1: in float64 that would be 0 long before the error is.
     error = (p[1:, None] * (values[1:] - values[0])).sum(0).norm().item()
-    return Lookup(error, bound, p[0].item(), p_floor(lead, n))
+    lead = 0.0 if tied else beta / temperature
+    return Lookup(error, (n - 1) * math.exp(-lead) * 2, p[0].item(), p_floor(lead, n))

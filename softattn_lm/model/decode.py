@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -183,7 +183,7 @@ class _Layer:
 
     def _active(self, h: Tensor) -> Tensor:
         if self.mlp == "relu2":
-            return F.relu(h).square()
+            return h.relu_().mul_(h)
         if self.mlp == "swiglu":
             gate, up = h.chunk(2, dim=-1)
             return F.silu(gate) * up
@@ -207,7 +207,7 @@ class _Matrix:
     def __call__(self, x: Tensor) -> Tensor:
         x = x.to(self.dtype)
         if self.packed is not None:
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+            return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
         return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
 
     def into(self, row: Tensor, x: Tensor) -> None:

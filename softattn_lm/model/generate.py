@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 
 from softattn_lm.errors import UserError
+from softattn_lm.model.decode import Decode, knows
 from softattn_lm.model.decoder import DecoderLM
+
+NOISE = 2**18  # random numbers drawn at once for a sample: a call costs more than a few hundred of them
 
 
 def choose(
@@ -30,6 +33,10 @@ def choose(
     if temperature == 0:
         return logits.argmax(-1)
     logits = logits.double() / temperature
+    # The largest of logit + Gumbel noise is a draw from the softmax; one row of noise per sample keeps samples apart.
+    noisy = logits - torch.log(-torch.log(uniform.clamp_min(1e-300)))
+    if top_k is None and top_p is None and min_p is None:
+        return noisy.argmax(-1)
     hidden = torch.zeros_like(logits, dtype=torch.bool)
     if top_k is not None:
         kth = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
@@ -41,9 +48,7 @@ def choose(
     if min_p is not None:
         p = logits.masked_fill(hidden, -torch.inf).softmax(-1)
         hidden |= p < min_p * p.amax(-1, keepdim=True)
-    # The largest of logit + Gumbel noise is a draw from the softmax; one row of noise per sample keeps samples apart.
-    gumbel = -torch.log(-torch.log(uniform.clamp_min(1e-300)))
-    return (logits + gumbel).masked_fill(hidden, -torch.inf).argmax(-1)
+    return noisy.masked_fill(hidden, -torch.inf).argmax(-1)
 
 
 def check_sampling(
@@ -75,43 +80,64 @@ def generate(
     min_p: float | None = None,
     seed: int = 0,
     use_cache: bool = True,
+    flat: bool = True,
     n: int = 1,
 ) -> Iterator[list[int]]:
     """Continue `ids` n times; yields the n new ids of each step. Sample i depends on (seed, i) and not on n.
 
-    use_cache=False computes the same by running the model over the text again at every step.
+    use_cache=False computes the same by running the model over the text again at every step; flat=False by running it
+    over each new token, as models do that `decode` does not know.
     The model is in eval mode while this runs and gets its mode back. Raises UserError for an empty prompt.
     """
     check_sampling(max_new_tokens, temperature, top_k, top_p, min_p, n)
     if not ids:
         raise UserError("the prompt is empty; give at least one token, for example a line break")
     device = model.embed.weight.device
-    noise = [torch.Generator().manual_seed(seed * 1_000_003 + i) for i in range(n)]
+    noise = _Noise(seed, n, model.vocab_size, device)
     text = torch.tensor([ids] * n, device=device)  # (N, T)
     was_training = model.training
     model.eval()
     try:
-        step = _Stepper(model, use_cache)
+        step = _Stepper(model, use_cache, len(ids) + max_new_tokens if flat and use_cache and knows(model) else None)
         fresh = text
         for _ in range(max_new_tokens):
             logits = step(fresh)  # (N, V)
-            uniform = torch.stack([torch.rand(model.vocab_size, generator=g, dtype=torch.float64) for g in noise])
-            chosen = choose(logits, uniform.to(device), temperature, top_k, top_p, min_p)
+            chosen = choose(logits, logits if temperature == 0 else noise(), temperature, top_k, top_p, min_p)
             fresh = chosen[:, None]
             yield chosen.tolist()
     finally:
         model.train(was_training)
 
 
+class _Noise:
+    """Each call answers with (N, V) uniform numbers in float64: row i is the next V of the generator of sample i."""
+
+    def __init__(self, seed: int, n: int, vocab_size: int, device: torch.device) -> None:
+        self.generators = [torch.Generator().manual_seed(seed * 1_000_003 + i) for i in range(n)]
+        self.shape, self.device = (max(1, NOISE // vocab_size), vocab_size), device
+        self.ahead: Iterator[Tensor] = iter(())
+
+    def __call__(self) -> Tensor:
+        drawn = next(self.ahead, None)
+        if drawn is None:
+            rows = [torch.rand(self.shape, generator=g, dtype=torch.float64) for g in self.generators]
+            self.ahead = iter(torch.stack(rows, dim=1).to(self.device))
+            drawn = next(self.ahead)
+        return drawn
+
+
 class _Stepper:
     """Takes new tokens (N, T) and answers with the logits (N, V) of the next one. Keeps the text no longer than
     needed.
+
+    room: tokens of the whole text if tokens behind the first call may be decoded flat.
     """
 
-    def __init__(self, model: DecoderLM, use_cache: bool) -> None:
-        self.model, self.absolute = model, model.absolute
+    def __init__(self, model: DecoderLM, use_cache: bool, room: int | None) -> None:
+        self.model, self.absolute, self.room = model, model.absolute, room
         self.cache = model.new_cache() if use_cache else None
-        self.text: Tensor | None = None
+        self.flat: Decode | None = None
+        self.text: list[Tensor] = []
         self.length = 0
 
     def __call__(self, fresh: Tensor) -> Tensor:
@@ -119,15 +145,19 @@ class _Stepper:
         self.length += fresh.shape[1]
         # Absolute positions: what is read is the last context; relative ones: whatever can still influence a logit.
         keep = context if self.absolute else model.receptive_field
-        text = fresh if self.text is None else torch.cat((self.text, fresh), dim=1)
         if self.absolute and self.length > context:
-            self.cache = None
+            self.cache = self.flat = None
         if self.cache is None or self.absolute:
-            self.text = text if keep is None else text[:, -keep:]
+            self.text.append(fresh)
         if self.cache is None:
-            assert self.text is not None
-            start = 0 if self.absolute else self.length - self.text.shape[1]
-            return model(self.text, start=start)[:, -1]
+            text = torch.cat(self.text, dim=1)
+            self.text = [text if keep is None else text[:, -keep:]]
+            start = 0 if self.absolute else self.length - self.text[0].shape[1]
+            return model(self.text[0], start=start)[:, -1]
+        if self.room is not None and self.flat is None and self.cache.length:
+            self.flat = Decode(model, self.cache, len(fresh), min(self.room, context) if self.absolute else self.room)
+        if self.flat is not None:
+            return self.flat(fresh[:, 0])
         for chunk in fresh.split(context, dim=1):
             logits = model(chunk, self.cache)
         return logits[:, -1]

@@ -276,11 +276,8 @@ def _train(
             said, step = ended(state), trainer.global_step
             write_status(folder, "interrupted", step=step, steps=steps, error=said, parent=start.fork)
             # The job of a sweep is the sweep's to run again, not SLURM's.
-            if (
-                interrupt.interrupted == signal.SIGUSR1
-                and slurm.job_id() is not None
-                and "/" not in (cfg["name"] or "")
-            ):
+            alone = "/" not in (cfg["name"] or "")
+            if interrupt.interrupted == signal.SIGUSR1 and slurm.job_id() is not None and alone:
                 said = f"{said}; {slurm.requeue()}"
             console.print(said, soft_wrap=True)
         return state

@@ -12,8 +12,8 @@ triangular system, with Γ_ij = Π_{j<l≤i} α_l and γ_i = Π_{l≤i} α_l cou
     (I + W) U = diag(β) (V − diag(γ) K Sᵀ),   W = strictly lower part of diag(β) (Γ ⊙ K Kᵀ)
     Y = diag(γ) Q Sᵀ + (Γ ⊙ Q Kᵀ, lower part) U
 
-Keys are divided by their length here, queries are not: a scale has to act on them, and the norm behind the kernel, which
-both papers have, takes their length out.
+Keys are divided by their length here, queries are not: a scale has to act on them, and the norm behind the kernel, as
+in the two later papers, takes their length out.
 """
 
 import math
@@ -47,9 +47,7 @@ class Delta(AttentionKernel):
         "dropout": "it forms no weights to drop; type attention.dropout=0, or model.dropout=0",
     }
 
-    def __init__(
-        self, d_model: int, n_head: int, gate: bool = False, chunk: int = 32, dropout: float = 0.0
-    ) -> None:
+    def __init__(self, d_model: int, n_head: int, gate: bool = False, chunk: int = 32, dropout: float = 0.0) -> None:
         super().__init__(dropout)
         if dropout:
             raise UserError(f"attention=delta with dropout={dropout}: {self.refuses['dropout']}")

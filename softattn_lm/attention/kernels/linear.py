@@ -85,7 +85,8 @@ class Linear(AttentionKernel):
     ) -> tuple[Tensor, State]:
         with as_given(q):
             y, state = _read(_of_queries(q, scale), _of_keys(k), precise(v), state, self.chunk)
-        return y.to(q.dtype), state
+        # A view would keep the states before every chunk alive.
+        return y.to(q.dtype), {name: held.clone() for name, held in state.items()}
 
 
 def _of_keys(k: Tensor) -> Tensor:

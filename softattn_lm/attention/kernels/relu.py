@@ -1,4 +1,4 @@
-"""Keys that match badly are not read at all: A_ij = max(s_ij, 0)^p / n_i for the n_i visible keys of query i, p = 1 or 2.
+"""Keys that match badly are not read at all: A_ij = max(s_ij, 0)^p / n_i with n_i visible keys of query i, p = 1 or 2.
 
 Wortsman et al. 2023, arXiv:2309.08586; squared: Hua et al. 2022, arXiv:2202.10447. Nothing is exponential and nothing
 bounds a row, whose sum grows with the scores.

@@ -27,8 +27,10 @@ def visible_scores(q: Tensor, k: Tensor, scale: float | Tensor, visible: Visibil
 
 
 class Sigmoid(AttentionKernel):
-    """count: how n enters. Both start near the average, since at s = 0 a weight is 1/(n + 1) or 1/(2n). `shift` lets one
-    key be read in full, as a lookup must; of `divide` no weight exceeds 1/n. Raises UserError for another name.
+    """count: how n enters. At s = 0 a weight is 1/(n + 1) or 1/(2n), near the average for both. But `shift` lets one of
+    many keys be read in full, as a lookup must, and with `divide` no weight exceeds 1/n.
+
+    Raises UserError for another name.
     """
 
     rows_sum_to: ClassVar[str] = "anything"

@@ -1,0 +1,124 @@
+"""Faults for the processes of tests/warm.py: what a disk, a machine or a model may do to a run."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from softattn_lm.training import checkpoint, checkpoints, run
+from softattn_lm.training.lit import LitGPT
+
+
+def slow_steps(seconds: float) -> None:
+    """Each micro-batch takes that much longer."""
+    real = LitGPT.training_step
+
+    def slow(self: LitGPT, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        time.sleep(seconds)
+        return real(self, batch, batch_idx)
+
+    LitGPT.training_step = slow  # type: ignore[method-assign]
+
+
+def slow_validation(mark: Path, seconds: float) -> None:
+    """A validation of many batches, each of which takes `seconds`; `mark` appears with the third of the first."""
+    real = LitGPT.validation_step
+
+    def slow(self: LitGPT, batch: list[torch.Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        if batch_idx == 2:
+            mark.touch()
+        time.sleep(seconds)
+        real(self, batch, batch_idx, dataloader_idx)
+
+    LitGPT.validation_step = slow  # type: ignore[method-assign]
+    run.VALIDATION_TOKENS = 64
+
+
+def within_save(step: int, name: str, mark: Path, seconds: float) -> None:
+    """The write of checkpoint `name` at `step` lasts `seconds`; half of the file is written, and `mark` there, in the
+    meantime."""
+    real = torch.save
+
+    def slow(value: Any, file: Any) -> None:
+        if value.get("global_step") == step and f"{name}.ckpt" in str(file.name):
+            file.write(b"half a checkpoint")
+            file.flush()
+            mark.touch()
+            time.sleep(seconds)
+            file.seek(0)
+            file.truncate()
+        real(value, file)
+
+    checkpoint.torch.save = slow  # type: ignore[assignment]
+
+
+def die_before_link(name: str) -> None:
+    """kill -9 between the write of `last` and that of `name`."""
+    real = checkpoints._link
+
+    def link(old: Path, new: Path) -> None:
+        if new.stem == name:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(old, new)
+
+    checkpoints._link = link  # type: ignore[assignment]
+
+
+def small_files(n_bytes: int) -> None:
+    """No file may grow beyond that: what a full disk does to the largest ones."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, n_bytes))
+
+
+def nobody() -> None:
+    """A user without rights, where the suite runs as root."""
+    os.setuid(65534)
+
+
+def bad_micro_batch(micro_batches: list[int], layer: int, where: str = "forward") -> None:
+    """At these micro-batches one block gives something that is not a number, or hands one back as gradient."""
+    real = LitGPT.training_step
+
+    def poisoned(module: Any, given: Any, output: Any) -> Any:
+        found = output[0] if isinstance(output, tuple) else output
+        bad = found * torch.nan if where == "forward" else _BadGradient.apply(found)
+        return (bad, *output[1:]) if isinstance(output, tuple) else bad
+
+    def step(self: LitGPT, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        if batch_idx in micro_batches:
+            self.handle = self.model.blocks[layer].mlp.register_forward_hook(poisoned)
+        loss = real(self, batch, batch_idx)
+        return loss
+
+    def after(self: LitGPT, *given: Any, real: Callable[..., Any] = LitGPT.optimizer_step) -> None:
+        real(self, *given)
+        if getattr(self, "handle", None) is not None:
+            self.handle.remove()
+
+    LitGPT.training_step, LitGPT.optimizer_step = step, after  # type: ignore[method-assign]
+
+
+class _BadGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient * torch.inf
+
+
+def slow_data(mark: Path) -> None:
+    """Preparing the text takes a minute."""
+
+    def prepare(*given: Any) -> Any:
+        mark.touch()
+        time.sleep(60)
+
+    run.prepared_data = prepare

@@ -1,0 +1,142 @@
+"""Signals: the step is finished and saved, the process leaves within ten seconds, and what follows is as if nothing
+had been."""
+
+import json
+import signal
+import time
+
+import pytest
+from rich.console import Console
+
+from softattn_lm.commands import sweep
+from softattn_lm.runs import read_config, read_metrics, read_status
+from softattn_lm.training.checkpoint import read_checkpoint
+from softattn_lm.training.run import train
+from tests import sabotage
+from tests.tiny_run import losses, tiny_train
+from tests.warm import Child, tiny_words
+
+STATUS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)]
+SETTINGS = ("steps=8", "training.val_every=4", "training.log_every=1")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that nothing happens to."""
+    return tiny_train(tmp_path_factory.mktemp("whole"), *SETTINGS)
+
+
+def rows(run):
+    return [{**row, "seconds": 0} for row in read_metrics(run)]
+
+
+def left_for(child, run, status, began):
+    """The run was left in time, said how to go on, and can."""
+    assert child.wait() == status, child.said
+    assert time.monotonic() - began < 10
+    assert "Traceback" not in child.said and f"resume={run.name}" in child.said
+    found = read_status(run)
+    assert found["state"] == "interrupted"
+    return found["step"]
+
+
+def is_the_same_in_the_end(run, whole):
+    train(read_config(run), run, resume=True, console=Console(quiet=True))
+    assert rows(run) == rows(whole)
+    assert read_status(run)["state"] == "finished"
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]
+
+
+@pytest.mark.parametrize(("number", "status"), STATUS)
+@pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
+def test_in_training_the_step_is_finished_and_saved(tmp_path, whole, number, status, group):
+    """The group is the process and its loader workers, as for Ctrl-C in a terminal."""
+    workers = 2 * group
+    words = tiny_words(tmp_path, "name=a", *SETTINGS, f"training.num_workers={workers}")
+    child = Child(tmp_path, *words, sabotage=sabotage.slow_steps, arguments=(0.05,))
+    run = tmp_path / "runs" / "a"
+    child.when(lambda: len(losses(run)) >= 2)
+    began = time.monotonic()
+    child.signal(number, group)
+    assert 2 <= left_for(child, run, status, began) < 8
+    is_the_same_in_the_end(run, whole)
+
+
+@pytest.mark.parametrize(("number", "status", "step"), [(*STATUS[0], 4), (*STATUS[1], 8), (*STATUS[2], 4)])
+def test_in_a_validation_of_a_minute_nobody_waits_for_its_end(tmp_path, whole, number, status, step):
+    """The step before it is saved; the validation, the last one of the run too, is done as a whole later."""
+    settings = [f"training.val_every={step}" if "val_every" in word else word for word in SETTINGS]
+    mark, run = tmp_path / "mark", tmp_path / "runs" / "a"
+    reference = whole if step == 4 else tiny_train(tmp_path, *settings, "name=whole")
+    child = Child(
+        tmp_path, *tiny_words(tmp_path, "name=a", *settings),
+        sabotage=sabotage.slow_validation, arguments=(mark, 2.0),
+    )  # fmt: skip
+    child.when(mark.exists)
+    began = time.monotonic()
+    child.signal(number)
+    assert left_for(child, run, status, began) == step
+    assert not [row for row in read_metrics(run) if row["kind"] == "validation"]
+    assert read_checkpoint(run / "checkpoints" / "last.ckpt")["global_step"] == step
+    is_the_same_in_the_end(run, reference)
+
+
+def test_in_a_checkpoint_write_the_write_is_finished(tmp_path, whole):
+    mark, run = tmp_path / "mark", tmp_path / "runs" / "a"
+    words = tiny_words(tmp_path, "name=a", *SETTINGS, "training.save_every=2")
+    child = Child(tmp_path, *words, sabotage=sabotage.within_save, arguments=(2, "last", mark, 1.0))
+    child.when(mark.exists)
+    began = time.monotonic()
+    child.signal(signal.SIGTERM)
+    assert left_for(child, run, 143, began) in (2, 3)
+    is_the_same_in_the_end(run, whole)
+
+
+def test_a_second_signal_ends_the_process_at_once_and_the_last_checkpoint_stays(tmp_path, whole):
+    run = tmp_path / "runs" / "a"
+    words = tiny_words(tmp_path, "name=a", *SETTINGS, "training.save_every=2")
+    child = Child(tmp_path, *words, sabotage=sabotage.slow_steps, arguments=(3.0,))
+    child.when(lambda: (run / "checkpoints" / "last.ckpt").exists())
+    child.signal(signal.SIGINT)
+    time.sleep(0.2)
+    child.signal(signal.SIGINT)
+    assert child.wait(5) == 130, child.said
+    assert read_status(run)["state"] == "interrupted"
+    is_the_same_in_the_end(run, whole)
+
+
+@pytest.mark.parametrize(("number", "status"), STATUS[1:])
+def test_before_the_first_step_it_leaves_at_once(tmp_path, number, status):
+    run, mark = tmp_path / "runs" / "a", tmp_path / "mark"
+    child = Child(tmp_path, *tiny_words(tmp_path, "name=a"), sabotage=sabotage.slow_data, arguments=(mark,))
+    child.when(mark.exists)
+    child.signal(number)
+    assert child.wait(10) == status
+    assert read_status(run)["state"] == "interrupted" and "Traceback" not in child.said
+
+
+@pytest.mark.slow
+def test_a_sweep_stops_with_its_job_and_starts_no_other(tmp_path):
+    words = tiny_words(tmp_path, "name=s", "steps=100000", "training.val_every=50000", "training.log_every=1")
+    child = Child(tmp_path, "-m", *words, "seed=0,1")
+    run = tmp_path / "runs" / "s" / "00-seed_0"
+    child.when(lambda: len(losses(run)) >= 2, 120)
+    began = time.monotonic()
+    child.signal(signal.SIGUSR1)
+    assert child.wait() == 143, child.said
+    assert time.monotonic() - began < 10
+    assert read_status(run)["state"] == "interrupted"
+    assert (run / "checkpoints" / "last.ckpt").is_file()
+    assert [path.name for path in (tmp_path / "runs" / "s" / "jobs").iterdir()] == ["00-seed_0.yaml"]
+
+
+def test_a_stopped_sweep_has_the_exit_status_of_the_signal(tmp_path, monkeypatch):
+    def stopped(command):
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("not stopped")
+
+    monkeypatch.setattr(sweep, "_run_child", stopped)
+    with pytest.raises(SystemExit) as stop:
+        sweep.sweep(sweep.COMMANDS["train"], ["seed=0,1", f"runs={tmp_path}", "name=s"])
+    assert stop.value.code == 143
+    assert json.loads((tmp_path / "s" / "00-seed_0" / "status.json").read_text())["state"] == "interrupted"
