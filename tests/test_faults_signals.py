@@ -97,6 +97,7 @@ def test_a_second_signal_ends_the_process_at_once_and_the_last_checkpoint_stays(
     words = tiny_words(tmp_path, "name=a", *SETTINGS, "training.save_every=2")
     child = Child(tmp_path, *words, sabotage=sabotage.slow_steps, arguments=(3.0,))
     child.when(lambda: (run / "checkpoints" / "last.ckpt").exists())
+    time.sleep(0.5)  # into the next step, which takes six seconds
     child.signal(signal.SIGINT)
     time.sleep(0.2)
     child.signal(signal.SIGINT)

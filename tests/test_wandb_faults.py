@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from softattn_lm.runs import cut_metrics, read_metrics
-from softattn_lm.training.tracking import ANSWER, BEGIN, END
+from softattn_lm.training.tracking import ANSWER, BEGIN, END, replayed
 from tests.fake_wandb import deaf_server, fake_wandb, refusing_url, timed
 from tests.tiny_run import tiny_train
 from tests.warm import Child, tiny_words
@@ -27,7 +27,8 @@ def train_with(tmp_path: Path, url: str) -> tuple[dict[str, float], list[str], P
     folder = tmp_path / "runs" / "a"
     said = [line for line in child.said.splitlines() if line.startswith("warning: wandb")]
     # The time of the rows says how long training took, whatever the machine did before.
-    return spent | {"training": read_metrics(folder)[-1]["seconds"]}, said, folder
+    trained = [row["seconds"] for row in read_metrics(folder) if row["kind"] == "train"]
+    return spent | {"training": trained[-1]}, said, folder
 
 
 def assert_whole(folder: Path) -> None:
@@ -107,11 +108,8 @@ def test_a_continued_offline_run_is_written_anew_from_the_record(tmp_path, monke
     )
     tiny_train(tmp_path, "name=a", "steps=6", "training.log_every=1", "logger=wandb", resume=folder)
     (anew,) = (folder / "wandb").glob("offline-run-*")
-    rows = read_metrics(folder)
-    assert torn != anew and [step for _, step in given] == [row["step"] for row in rows]
-    assert [row["train/loss"] for row, _ in given if "train/loss" in row] == [
-        row["loss"] for row in rows if row["kind"] == "train"
-    ]
+    assert torn != anew and given == list(replayed(read_metrics(folder)))
+    assert [step for row, step in given if "train/loss" in row] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_run_that_fails_is_marked_failed(tmp_path, monkeypatch):

@@ -23,11 +23,13 @@ from softattn_lm.attention.projections import Separate, SharedKV
 from softattn_lm.attention.scale import InverseSqrt
 from softattn_lm.attention.visibility import Causal
 from softattn_lm.config.settings import BenchmarkSettings
+from softattn_lm.errors import UserError
 from softattn_lm.model.decoder import DecoderLM
 from softattn_lm.position.rotary import Rotary
 from softattn_lm.runs import write_json
 
 PROMPT, ONE_BY_ONE = 512, 8  # tokens per call while reading, and behind that how many as sampling does
+LONGEST = 8192  # tokens; a longer text tells nothing new and takes minutes
 
 
 def cases(settings: BenchmarkSettings) -> dict[str, dict[str, Any]]:
@@ -49,9 +51,15 @@ def cases(settings: BenchmarkSettings) -> dict[str, dict[str, Any]]:
 
 def benchmark(settings: BenchmarkSettings, file: Path) -> None:
     """Prints a table and writes every figure to `file`."""
+    if not _lengths(settings):
+        raise UserError(f"lengths={settings.lengths} are all beyond the {LONGEST} tokens that are read here")
     found = {name: measure(settings, case) for name, case in cases(settings).items()}
     write_json(file, {"settings": vars(settings), "bytes_per_layer": found})
     Console().print(_table(found, settings), f"All figures: {file}")
+
+
+def _lengths(settings: BenchmarkSettings) -> list[int]:
+    return [length for length in settings.lengths if length <= LONGEST]
 
 
 @torch.no_grad()
@@ -59,7 +67,7 @@ def measure(settings: BenchmarkSettings, case: dict[str, Any]) -> dict[str, Any]
     """Bytes of one layer in float32 for one text: of each token, of what does not grow, and held after each length."""
     held = {}
     per_token = state = 0.0
-    for length in settings.lengths:
+    for length in _lengths(settings):
         model = _model(settings, length, case)
         cache = _read(model, length)
         held[str(length)] = cache.nbytes() / model.n_layer
@@ -103,7 +111,7 @@ def _table(found: dict[str, dict[str, Any]], settings: BenchmarkSettings) -> Tab
     )
     for column in table.columns[1:]:
         column.justify = "right"
-    for length in settings.lengths:
+    for length in _lengths(settings):
         table.add_column(f"after {length} tokens", justify="right")
     for name, figures in found.items():
         full = found["sdpa"]["held"]

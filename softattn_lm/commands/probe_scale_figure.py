@@ -31,7 +31,7 @@ def draw(found: dict[str, Rows], n_keys: int, files: Iterable[Path]) -> None:
         axes[1, 2].plot(widths, gradients, linestyle=":", color=line.get_color())
     axes[1, 1].set(title=f"entropy of {n_keys} weights, nats", xlabel="$d_k$", xscale="log")
     axes[0, 2].set(title="softmax Jacobian norm, median and 5-95 %", xscale="log", yscale="log", xlabel="$d_k$")
-    axes[1, 2].set(title="rows with Jacobian (dotted: gradient of q) below 1e-3", xlabel="$d_k$", xscale="log")
+    axes[1, 2].set(title="rows below 1e-3: Jacobian, dotted: gradient of q", xlabel="$d_k$", xscale="log")
     for ax in axes.flat:
         ax.grid(alpha=0.3)
         ax.legend(fontsize=7)
@@ -55,8 +55,9 @@ def _spread(ax: Any, found: dict[str, Rows]) -> None:
     arms = {"N(0, 1)": found["drawn"]}
     for row in found["blocks"]:
         arms.setdefault(row["init"], []).append(row)
-    for name, rows in arms.items():
+    # Two of the arms lie on each other.
+    for (name, rows), size in zip(arms.items(), (11, 6, 6), strict=True):
         raw = {row["d_k"]: (row["logit_std_law"] / row["factor"], row["logit_std"] / row["factor"]) for row in rows}
         line = ax.plot(list(raw), [law for law, _ in raw.values()], label=f"{name}: law")[0]
-        ax.plot(list(raw), [std for _, std in raw.values()], "o", color=line.get_color(), label=f"{name}: measured")
+        ax.plot(list(raw), [std for _, std in raw.values()], "o", ms=size, color=line.get_color(), label=f"{name}: measured")
     ax.set(title="standard deviation of q·k", xlabel="$d_k$", xscale="log", yscale="log")

@@ -308,7 +308,7 @@ def _norm(module: nn.Module, dtype: torch.dtype) -> Callable[[Tensor], Tensor]:
     gain, bias = (None if p is None else p.detach().to(dtype) for p in (module.weight, getattr(module, "bias", None)))
     if isinstance(module, nn.LayerNorm):
         shape, eps = module.normalized_shape, module.eps
-        return lambda x: F.layer_norm(x, shape, gain, bias, eps)
+        return lambda x: torch.layer_norm(x, shape, gain, bias, eps)
     assert isinstance(module, nn.RMSNorm)
     return _rms(module.normalized_shape[0], module.eps, gain, torch.empty(0, dtype=dtype))
 

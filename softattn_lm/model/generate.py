@@ -13,7 +13,7 @@ from softattn_lm.errors import UserError
 from softattn_lm.model.decode import Decode, knows
 from softattn_lm.model.decoder import DecoderLM
 
-NOISE = 2**18  # random numbers drawn at once for a sample: a call costs more than a few hundred of them
+NOISE = 2**14  # random numbers drawn at once: a call costs more than a few hundred of them
 
 
 def choose(
@@ -114,7 +114,7 @@ class _Noise:
 
     def __init__(self, seed: int, n: int, vocab_size: int, device: torch.device) -> None:
         self.generators = [torch.Generator().manual_seed(seed * 1_000_003 + i) for i in range(n)]
-        self.shape, self.device = (max(1, NOISE // vocab_size), vocab_size), device
+        self.shape, self.device = (max(1, NOISE // (n * vocab_size)), vocab_size), device
         self.ahead: Iterator[Tensor] = iter(())
 
     def __call__(self) -> Tensor:
@@ -135,6 +135,8 @@ class _Stepper:
 
     def __init__(self, model: DecoderLM, use_cache: bool, room: int | None) -> None:
         self.model, self.absolute, self.room = model, model.absolute, room
+        # Absolute positions: what is read is the last context; relative ones: whatever can still influence a logit.
+        self.keep = model.context if self.absolute else model.receptive_field
         self.cache = model.new_cache() if use_cache else None
         self.flat: Decode | None = None
         self.text: list[Tensor] = []
@@ -143,15 +145,13 @@ class _Stepper:
     def __call__(self, fresh: Tensor) -> Tensor:
         model, context = self.model, self.model.context
         self.length += fresh.shape[1]
-        # Absolute positions: what is read is the last context; relative ones: whatever can still influence a logit.
-        keep = context if self.absolute else model.receptive_field
         if self.absolute and self.length > context:
             self.cache = self.flat = None
         if self.cache is None or self.absolute:
             self.text.append(fresh)
         if self.cache is None:
             text = torch.cat(self.text, dim=1)
-            self.text = [text if keep is None else text[:, -keep:]]
+            self.text = [text if self.keep is None else text[:, -self.keep :]]
             start = 0 if self.absolute else self.length - self.text[0].shape[1]
             return model(self.text[0], start=start)[:, -1]
         if self.room is not None and self.flat is None and self.cache.length:

@@ -11,7 +11,9 @@ import os
 import shlex
 import shutil
 import warnings
+from collections.abc import Iterator
 from http.client import HTTPException
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -22,6 +24,7 @@ from lightning.pytorch.loggers import Logger
 
 from softattn_lm.config.settings import LoggerSettings
 from softattn_lm.errors import UserError
+from softattn_lm.evaluation.telemetry import per_layer
 from softattn_lm.runs import is_first_process, read_metrics
 
 ANSWER = 3.0  # seconds for the server to answer at all
@@ -97,8 +100,8 @@ def make_loggers(settings: LoggerSettings, folder: Path, config: dict[str, Any])
         return [Tracker(None)]
     tracker = Tracker(_begin(settings, folder, config))
     if tracker.run.offline and not _was_online(folder):
-        for row in read_metrics(folder):
-            tracker.log_metrics(*tracked(row))
+        for values, step in replayed(read_metrics(folder)):
+            tracker.log_metrics(values, step)
     return [tracker]
 
 
@@ -107,6 +110,25 @@ def tracked(row: dict[str, Any]) -> tuple[dict[str, float], int]:
     kind = row["name"] if row["kind"] == "validation" else row["kind"]
     values = {key: value for key, value in row.items() if isinstance(value, (int, float)) and key != "step"}
     return {f"{kind}/{key}": value for key, value in values.items()}, row["step"]
+
+
+def replayed(rows: list[dict[str, Any]]) -> Iterator[tuple[dict[str, float], int]]:
+    """All rows of a record as they were shown; those of the heads of one step together, a layer at a time."""
+    for (kind, step), group in groupby(rows, key=lambda row: (row["kind"], row["step"])):
+        if kind == "telemetry":
+            yield layer_figures(list(group)), step
+        else:
+            yield from map(tracked, group)
+
+
+def layer_figures(heads: list[dict[str, Any]]) -> dict[str, float]:
+    """What the heads of each layer show on average, {"telemetry/layer0/entropy": ...}."""
+    return {
+        f"telemetry/layer{layer}/{name}": value
+        for layer, whole in per_layer(heads).items()
+        for name, value in whole.items()
+        if value is not None
+    }
 
 
 def _begin(settings: LoggerSettings, folder: Path, config: dict[str, Any]) -> Any:

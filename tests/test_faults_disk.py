@@ -1,0 +1,163 @@
+"""kill -9, full disks and broken files: there is always a whole checkpoint, and never half of anything else."""
+
+import os
+import re
+import shutil
+import signal
+import stat
+import tempfile
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from softattn_lm.runs import read_config, read_metrics, read_status
+from softattn_lm.training.checkpoint import read_checkpoint
+from softattn_lm.training.run import train
+from tests import sabotage
+from tests.tiny_run import tiny_train
+from tests.warm import Child, tiny_words
+
+SETTINGS = ("steps=6", "training.val_every=2", "training.log_every=1")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The run that nothing happens to."""
+    return tiny_train(tmp_path_factory.mktemp("whole"), *SETTINGS)
+
+
+def rows(run):
+    return [{**row, "seconds": 0} for row in read_metrics(run)]
+
+
+def saved(run, name="last"):
+    return read_checkpoint(run / "checkpoints" / f"{name}.ckpt")
+
+
+def goes_on_as_if_nothing_had_been(run, whole):
+    train(read_config(run), run, resume=True, console=Console(quiet=True))
+    assert rows(run) == rows(whole)
+    assert not list(run.rglob("*.tmp"))
+    for name in ("last", "best"):
+        assert saved(run, name)["softattn"]["step"] == saved(whole, name)["softattn"]["step"]
+    for name, value in saved(run)["state_dict"].items():
+        assert value.equal(saved(whole)["state_dict"][name]), name
+
+
+@pytest.fixture(params=["here", "another file system"])
+def place(request, tmp_path):
+    """A folder for runs; the second lies on another file system than the temporary folder, if this machine has one."""
+    if request.param == "here":
+        yield tmp_path
+        return
+    memory = Path("/dev/shm")
+    if not memory.is_dir() or os.stat(memory).st_dev == os.stat(tempfile.gettempdir()).st_dev:
+        pytest.skip("no second file system here")
+    folder = Path(tempfile.mkdtemp(dir=memory))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_killed_within_a_save_the_checkpoint_before_it_is_whole(place, whole):
+    mark, run = place / "mark", place / "runs" / "a"
+    words = tiny_words(place, "name=a", *SETTINGS)
+    child = Child(place, *words, sabotage=sabotage.within_save, arguments=(4, "last", mark, 60.0))
+    child.when(mark.exists)
+    child.signal(signal.SIGKILL)
+    assert child.wait() == 128 + signal.SIGKILL
+    assert saved(run)["global_step"] == 2
+    left = list((run / "checkpoints").glob("*.tmp"))
+    assert len(left) == 1 and left[0].read_bytes() == b"half a checkpoint"  # in the run folder, on its file system
+    assert read_status(run)["state"] == "running"
+    goes_on_as_if_nothing_had_been(run, whole)
+
+
+def test_killed_between_last_and_best_the_next_start_makes_up_for_it(tmp_path, whole):
+    run = tmp_path / "runs" / "a"
+    child = Child(
+        tmp_path, *tiny_words(tmp_path, "name=a", *SETTINGS), sabotage=sabotage.die_before_link, arguments=("best",)
+    )
+    assert child.wait() == 128 + signal.SIGKILL
+    assert (saved(run)["softattn"]["best"]["step"], saved(run)["global_step"]) == (2, 2)
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["last.ckpt"]
+    child = Child(tmp_path, "resume=a")
+    assert child.wait() == 0, child.said
+    assert rows(run) == rows(whole)
+    assert saved(run, "best")["softattn"]["step"] == saved(whole, "best")["softattn"]["step"]
+
+
+def test_killed_before_a_step_that_is_to_be_kept_had_its_name_it_gets_it_later(tmp_path):
+    run = tmp_path / "runs" / "a"
+    words = tiny_words(tmp_path, "name=a", *SETTINGS, "training.keep_steps=[2,4]")
+    child = Child(tmp_path, *words, sabotage=sabotage.die_before_link, arguments=("step-00000004",))
+    assert child.wait() == 128 + signal.SIGKILL
+    train(read_config(run), run, resume=True, console=Console(quiet=True))
+    assert {path.stem: saved(run, path.stem)["global_step"] for path in (run / "checkpoints").iterdir()} == {
+        "last": 6, "best": 6, "step-00000002": 2, "step-00000004": 4,
+    }  # fmt: skip
+
+
+def test_a_full_disk_is_one_line_and_the_checkpoint_before_it_stays(tmp_path, whole):
+    """First there is room for rows and none for a checkpoint; then, in a later step, not even for that."""
+    tiny_train(tmp_path, *SETTINGS, "name=a", "steps=2", "schedule=constant")
+    run = tmp_path / "runs" / "a"
+    before = (run / "checkpoints" / "last.ckpt").read_bytes()
+    for room in (len(before) // 2, (run / "metrics.jsonl").stat().st_size + 300):
+        child = Child(tmp_path, "resume=a", "steps=6", sabotage=sabotage.small_files, arguments=(room,))
+        assert child.wait() == 2
+        (line,) = [line for line in child.said.splitlines() if line.startswith("error")]
+        assert re.search("could not be written: (File too large|No space left on device); .*resume=", line)
+        assert "Traceback" not in child.said
+        assert (run / "checkpoints" / "last.ckpt").read_bytes() == before
+        assert not list(run.rglob("*.tmp"))
+    child = Child(tmp_path, "resume=a", "steps=6")
+    assert child.wait() == 0, child.said
+    assert [row["step"] for row in read_metrics(run) if row["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_folder_that_may_not_be_written_is_one_line(tmp_path):
+    place = Path(tempfile.mkdtemp())  # one that a user without rights can come to, which tmp_path is not
+    try:
+        place.chmod(0o755)
+        words = tiny_words(place, "name=a", *SETTINGS)
+        (place / "said.txt").touch()
+        who = sabotage.nobody if os.geteuid() == 0 else None
+        if who is None:
+            place.chmod(stat.S_IRUSR | stat.S_IXUSR)
+        child = Child(place, *words, f"runs={place / 'runs'}", sabotage=who)
+        assert child.wait() == 2, child.said
+        assert child.said == f"error: {place / 'runs'} could not be written: Permission denied\n"
+    finally:
+        place.chmod(0o755)
+        shutil.rmtree(place)
+
+
+@pytest.mark.parametrize("keep", [0, 10, 0.5, -10])
+def test_a_torn_checkpoint_is_named_in_one_line_and_left_as_it_is(tmp_path, keep):
+    tiny_train(tmp_path, *SETTINGS, "name=a", "steps=2")
+    path = tmp_path / "runs" / "a" / "checkpoints" / "last.ckpt"
+    content = path.read_bytes()
+    path.write_bytes(content[: int(keep * len(content)) if isinstance(keep, float) else keep])
+    torn, status = path.read_bytes(), read_status(tmp_path / "runs" / "a")
+    child = Child(tmp_path, "resume=a", "steps=6")
+    assert child.wait() == 2
+    assert child.said.count("\n") == 1 and "runs/a/checkpoints/last.ckpt" in child.said
+    assert path.read_bytes() == torn and read_status(tmp_path / "runs" / "a") == status
+
+
+def test_a_run_killed_while_its_folder_is_made_leaves_the_name_free(tmp_path, monkeypatch):
+    from softattn_lm import runs
+
+    class Killed(BaseException):
+        pass
+
+    def die(*given):
+        raise Killed
+
+    monkeypatch.setattr(runs, "versions", die)
+    with pytest.raises(Killed):
+        runs.new_run(tmp_path, "a", {"seed": 0})
+    monkeypatch.undo()
+    assert runs.run_folders(tmp_path) == []
+    assert runs.new_run(tmp_path, "a", {"seed": 0}) == tmp_path / "a"
