@@ -49,6 +49,7 @@ RESUMABLE = (
     "training.nonfinite",
     "training.max_skipped",
     "training.telemetry",
+    "training.score",
 )
 _BUDGETS = ("steps", "tokens", "epochs")
 _MODEL = ("model", "attention", "scale", "position", "mask", "projections", "tokenizer", "experiment")

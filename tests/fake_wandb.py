@@ -17,7 +17,8 @@ HANGS = 120.0  # seconds: longer than any test waits
 
 
 class FakeWandb(ThreadingHTTPServer):
-    """`steps`: of the rows of history that came in. After `patience` of them it "errors" with 500 or "hangs"."""
+    """`steps`: of the rows of history that came in. Whatever brings more than `patience` of them, and all that comes
+    later, it answers with 500 ("errors") or never ("hangs")."""
 
     daemon_threads = True
     block_on_close = False
@@ -54,7 +55,12 @@ class Answer(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
         server = self.server
-        tired = len(server.steps) >= server.patience
+        if self.path.endswith("/file_stream"):
+            sent = json.loads(body)
+            rows = sent.get("files", {}).get("wandb-history.jsonl", {}).get("content", [])
+            server.steps += [json.loads(row)["_step"] for row in rows]
+            server.exit_codes += [sent["exitcode"]] if sent.get("complete") else []
+        tired = len(server.steps) > server.patience
         if server.behaviour == "hangs" and tired:
             server.closing.wait(HANGS)
         if server.behaviour == "slow":
@@ -65,12 +71,6 @@ class Answer(BaseHTTPRequestHandler):
             self.reply(403, {"errors": [{"message": "permission denied"}]})
         elif self.path.endswith("/graphql"):
             self.reply(200, self.graphql(json.loads(body)))
-        elif self.path.endswith("/file_stream"):
-            sent = json.loads(body)
-            rows = sent.get("files", {}).get("wandb-history.jsonl", {}).get("content", [])
-            server.steps += [json.loads(row)["_step"] for row in rows]
-            server.exit_codes += [sent["exitcode"]] if sent.get("complete") else []
-            self.reply(200, {})
         else:
             self.reply(200, {})
 
@@ -138,6 +138,8 @@ def refusing_url() -> str:
 def timed(file: Path) -> None:
     """In the process of a run: writes to `file` how long wandb took to begin and to end, in seconds. What is done when
     a process ends is done, as in one that was started by hand."""
+    import wandb  # noqa: F401  # its import is none of the server's doing
+
     from softattn_lm.training import run
 
     spent: dict[str, float] = {}

@@ -205,7 +205,7 @@ def test_a_state_costs_as_much_as_reading_as_many_keys_as_a_head_is_wide():
 # -- with a cache -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("parts", PARTS)
+@pytest.mark.parametrize("parts", ["convolution", "gate of a head", "first values", "all"])
 @pytest.mark.parametrize("policy", PROJECTIONS)
 def test_decoding_equals_the_full_pass_with_every_part_position_and_mask(parts, policy):
     for position in (Rotary, ALiBi, NoPosition, Learned):
@@ -247,7 +247,7 @@ def test_packed_documents_do_not_see_each_other_through_any_part():
 
 @pytest.mark.parametrize("parts", ["convolution", "first values"])
 def test_keys_that_are_no_longer_values_are_cached_beside_them(parts):
-    # In each of 2 layers 32 numbers of 4 bytes for keys and 32 for values; those of the first layer are mixed with none.
+    # In each of 2 layers 32 numbers of 4 bytes for keys and 32 for values; the first layer mixes its own with none.
     twice, once = 2 * 2 * 32 * 4, 2 * 32 * 4
     model = tiny_model(projections=SharedKV, **PARTS[parts])
     assert tiny_model(projections=SharedKV).cache_bytes_per_token() == once

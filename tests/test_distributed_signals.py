@@ -148,11 +148,11 @@ def begun(folder, *more):
 
 
 def companion_of(process):
-    """The id of the process that Lightning has started beside it, which runs the same command."""
+    """The id of the process that Lightning has started beside it."""
     with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
         children = file.read().split()
-    same = [pid for pid in children if "softattn_lm" in Path(f"/proc/{pid}/cmdline").read_text()]
-    return int(same[0]) if same else None
+    found = [pid for pid in children if "LOCAL_RANK=1" in Path(f"/proc/{pid}/environ").read_text()]
+    return int(found[0]) if found else None
 
 
 def gone(pid):

@@ -1,4 +1,4 @@
-"""A loss or a gradient that is not a finite number stops the run where it arose, or costs that step and nothing else."""
+"""A loss or a gradient that is not a finite number stops the run where it arose, or costs that step and no more."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def start(folder, *overrides):
     ("where", "said"),
     [
         ("forward", r"training loss is no longer finite at step 4, first in blocks\.1\.mlp; try a smaller lr"),
-        ("backward", r"training gradient is no longer finite at step 4, first in blocks\.1\.mlp"),
+        ("backward", r"training gradient is no longer finite at step 4, first at the output of blocks\.1\.mlp"),
     ],
 )
 def test_the_run_stops_with_the_step_and_the_layer_and_what_is_saved_is_the_step_before(tmp_path, bad, where, said):

@@ -47,15 +47,20 @@ def die_after(step, monkeypatch):
     return lambda: monkeypatch.setattr(LitGPT, "training_step", real)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "workers", "dies_after"), [("adamw", 0, 3), ("muon", 0, 5), ("adamw", 2, 5), ("muon", 2, 3)]
-)
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path, monkeypatch, optimizer, workers, dies_after):
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd", "constant"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path, monkeypatch, optimizer, schedule):
     """Checkpoints after steps 2 and 4, one of them with a validation; whatever came after the last one is done
-    again.
+    again. Dropout is on; it dies within an accumulation window, and within a pass over the text: one has 2.6 steps.
     """
+    # Every schedule and both optimizers meet either number of workers and either place to die.
+    place = ["cosine", "linear", "wsd", "constant"].index(schedule) + (optimizer == "muon")
+    workers, dies_after = 2 * (place % 2), 3 + 2 * (place // 2 % 2)
     overrides = [
         f"optimizer={optimizer}",
+        f"schedule={schedule}",
+        "schedule.warmup=2",
+        "batch_size=128",
         f"training.num_workers={workers}",
         "training.accumulate=4",
         "training.save_every=2",

@@ -13,7 +13,7 @@ from tests.tiny_run import tiny_train
 from tests.warm import Child, tiny_words
 
 STEPS = 60
-LOAD = 2.0  # seconds that a busy machine may add
+LOAD = 6.0  # seconds that a busy machine may add
 
 
 def train_with(tmp_path: Path, url: str) -> tuple[dict[str, float], list[str], Path]:
@@ -43,7 +43,7 @@ def test_a_server_that_takes_everything_gets_every_step_and_nothing_is_said(tmp_
     with fake_wandb("well") as server:
         _, said, folder = train_with(tmp_path, server.url)
     assert_whole(folder)
-    assert sorted(set(server.steps)) == list(range(1, STEPS + 1)) and server.exit_codes == [0] and said == []
+    assert sorted(set(server.steps)) == list(range(STEPS + 1)) and server.exit_codes == [0] and said == []
 
 
 def test_a_server_that_refuses_is_replaced_by_the_disk(tmp_path):
@@ -72,7 +72,7 @@ def test_a_server_that_fails_after_twenty_rows_does_not_hold_the_run_up(tmp_path
     assert_whole(folder)
     (line,) = said
     assert "metrics.jsonl has" in line and f"{folder}/wandb/run-" in line
-    assert len(server.steps) >= 20
+    assert len(server.steps) > server.patience
     assert spent["begin"] < BEGIN and END <= spent["end"] < END + LOAD
     assert spent["all"] - sum(spent[part] for part in ("begin", "training", "end")) < 8 + LOAD, spent
 

@@ -59,5 +59,7 @@ def _spread(ax: Any, found: dict[str, Rows]) -> None:
     for (name, rows), size in zip(arms.items(), (11, 6, 6), strict=True):
         raw = {row["d_k"]: (row["logit_std_law"] / row["factor"], row["logit_std"] / row["factor"]) for row in rows}
         line = ax.plot(list(raw), [law for law, _ in raw.values()], label=f"{name}: law")[0]
-        ax.plot(list(raw), [std for _, std in raw.values()], "o", ms=size, color=line.get_color(), label=f"{name}: measured")
+        ax.plot(
+            list(raw), [std for _, std in raw.values()], "o", ms=size, color=line.get_color(), label=f"{name}: measured"
+        )
     ax.set(title="standard deviation of q·k", xlabel="$d_k$", xscale="log", yscale="log")

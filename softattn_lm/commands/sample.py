@@ -23,7 +23,7 @@ def run(cfg: dict[str, Any], words: list[str], after_dashes: str | None = None) 
     folder = find_run(run_name, settings.runs)
 
     from softattn_lm.evaluation.device import pick_device
-    from softattn_lm.model.generate import check_sampling, generate
+    from softattn_lm.model.generate import check_sampling, generate, in_bfloat16
     from softattn_lm.training.checkpoint import load_run
 
     sampling = {
@@ -36,7 +36,8 @@ def run(cfg: dict[str, Any], words: list[str], after_dashes: str | None = None) 
         f"{visible(str(folder))}, step {loaded.step}: {len(ids)} tokens of prompt, {settings.max_new_tokens} to write",
         file=sys.stderr,
     )
-    steps = generate(loaded.model, ids, **sampling, seed=settings.seed, use_cache=settings.cache)
+    model = in_bfloat16(loaded.model) if settings.precision == "bfloat16" else loaded.model
+    steps = generate(model, ids, **sampling, seed=settings.seed, use_cache=settings.cache)
     if settings.n == 1:
         _stream(prompt, loaded.tokenizer.stream(), steps)
         return

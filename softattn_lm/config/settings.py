@@ -35,6 +35,7 @@ class TrainSettings:
     fork: str | None = None  # <run>@<step>: what this run starts from
     trust: str | None = None
     describe: bool = False
+    ablation: dict[str, Any] | None = None  # name, arm, seed, stage, size: what this run is in an ablation
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class TrainingSettings:
     nonfinite: Literal["stop", "skip"] = "stop"
     max_skipped: int = 10  # over the whole run, with nonfinite="skip"
     telemetry: bool = True  # what attention does inside, at validations
+    score: list[Literal["validation", "test"]] = field(default_factory=list)  # with the final weights, per window
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class SampleSettings:
     n: int = 1
     seed: int = 0
     cache: bool = True
+    precision: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"
     trust: str | None = None
 

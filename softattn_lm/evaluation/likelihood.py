@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -84,6 +85,17 @@ class Likelihood:
         else:
             self._nats_by_position += nats.sum(0)
             self._counts_by_position += counted.sum(0)
+
+    def windows(self) -> dict[str, np.ndarray]:
+        """Sums per window, in the order in which they were added, and per place: {"nats", "tokens"} (W,) and
+        {"position_nats", "position_tokens"} (T,)."""
+        assert self._nats_by_position is not None and self._counts_by_position is not None, "no batch was added"
+        return {
+            "nats": torch.cat(self._nats).double().cpu().numpy(),
+            "tokens": torch.cat(self._counts).cpu().numpy().astype(np.int64),
+            "position_nats": self._nats_by_position.double().cpu().numpy(),
+            "position_tokens": self._counts_by_position.cpu().numpy().astype(np.int64),
+        }
 
     def result(
         self, bytes_per_token: float | None = None, reduce: Callable[[Tensor], Tensor] | None = None

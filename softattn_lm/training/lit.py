@@ -159,11 +159,11 @@ class LitGPT(LightningModule):
         with self.trainer.precision_plugin.forward_context():
             # `forward`: a compiled model would not call the hooks
             passes = [partial(self._loss, self.model.forward, batch, index) for index, batch in self._inputs]
-            where = first_in_forward(self.model, passes)
-        what = "gradient" if losses_are and where is None else "loss"
-        if where is None and losses_are:
-            where = first_in_backward(self.model)
-        place = f", first in {where}" if where is not None else ""
+            in_forward = first_in_forward(self.model, passes)
+            in_backward = first_in_backward(self.model, passes) if losses_are and in_forward is None else None
+        what = "gradient" if losses_are and in_forward is None else "loss"
+        place = "" if in_forward is None else f", first in {in_forward}"
+        place = place if in_backward is None else f", first at the output of {in_backward}"
         if self.nonfinite == "skip":
             hint = f"training.max_skipped={self.max_skipped} such steps have been left out already"
         else:

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+Passes = Iterable[Callable[[], Tensor]]  # each computes the loss of one micro-batch again
 
-def first_in_forward(model: nn.Module, passes: Iterable[Callable[[], Any]]) -> str | None:
+
+def first_in_forward(model: nn.Module, passes: Passes) -> str | None:
     """The name of the first module whose output is not finite while `passes` are computed again, None if all are.
 
     A module's hook runs after those of the modules inside it, so the innermost one is named. Attention masks are no
@@ -18,34 +20,58 @@ def first_in_forward(model: nn.Module, passes: Iterable[Callable[[], Any]]) -> s
     """
     found: list[str] = []
 
-    def watch(name: str) -> Callable[..., None]:
-        def look(module: nn.Module, given: Any, output: Any) -> None:
-            if not found and not all(bool(torch.isfinite(t).all()) for t in _floats(output)):
-                found.append(name)
+    def look(name: str, output: Any) -> None:
+        if not found and not all(_finite(tensor) for tensor in _floats(output)):
+            found.append(name)
 
-        return look
-
-    with ExitStack() as stack, torch.no_grad():
-        for name, module in model.named_modules():
-            stack.callback(module.register_forward_hook(watch(name or "the model's output")).remove)
-        for again in passes:
-            again()
-            if found:
-                break
+    with _watched(model, look), torch.no_grad():
+        for loss in passes:
+            loss()
     return found[0] if found else None
 
 
-def first_in_backward(model: nn.Module) -> str | None:
-    """The parameter nearest the loss whose gradient is not finite: gradients are made from the last layer to the
-    first, and what is not finite in one spoils all that come after it."""
-    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    bad = [name for name, gradient in gradients.items() if not bool(torch.isfinite(_share(gradient)).all())]
-    return bad[-1] if bad else None
+def first_in_backward(model: nn.Module, passes: Passes) -> str | None:
+    """The name of the module to whose output a gradient comes first that is not finite: what is computed from that
+    output made it. None if all are finite.
+
+    Divided parameters (FSDP) are out of reach of `torch.autograd.grad`; there it is the last parameter in the order of
+    the model whose gradient is not finite. `backward` would start DDP's own exchange once more.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    if any(hasattr(p, "to_local") for p in parameters):
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        return next((name for name in reversed(gradients) if not _finite(gradients[name].to_local())), None)  # type: ignore[union-attr]
+    found: list[str] = []
+
+    def look(name: str, output: Any) -> None:
+        def comes(gradient: Tensor) -> None:
+            if not found and not _finite(gradient):
+                found.append(name)
+
+        for tensor in _floats(output):
+            if tensor.requires_grad:
+                tensor.register_hook(comes)
+
+    with _watched(model, look), torch.enable_grad():
+        for loss in passes:
+            torch.autograd.grad(loss(), parameters, allow_unused=True)
+    return found[0] if found else None
 
 
-def _share(gradient: Tensor) -> Tensor:
-    """What this rank holds of a gradient that is divided among them (FSDP)."""
-    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
+def _watched(model: nn.Module, look: Callable[[str, Any], None]) -> ExitStack:
+    """While this is entered, `look(name, output)` is called after each module."""
+
+    def hook(name: str) -> Callable[..., None]:
+        return lambda module, given, output: look(name or "the read-out", output)
+
+    stack = ExitStack()
+    for name, module in model.named_modules():
+        stack.callback(module.register_forward_hook(hook(name)).remove)
+    return stack
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
 
 
 def _floats(output: Any) -> Iterable[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import signal
 import time
 from contextlib import suppress
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback
+from lightning.pytorch.strategies import ModelParallelStrategy
 from rich.console import Console
 
 from softattn_lm.config.build import build
@@ -36,7 +38,7 @@ from softattn_lm.runs import (
 )
 from softattn_lm.training import slurm
 from softattn_lm.training.budget import max_steps, said_budget
-from softattn_lm.training.checkpoint import read_checkpoint, write_checkpoint
+from softattn_lm.training.checkpoint import load_run, read_checkpoint, write_checkpoint
 from softattn_lm.training.checkpoints import Checkpoints
 from softattn_lm.training.console import plain_console
 from softattn_lm.training.describe import describe
@@ -48,6 +50,7 @@ from softattn_lm.training.metrics import Clock, Metrics, write_csv
 from softattn_lm.training.progress import ProgressReport
 from softattn_lm.training.samples import Samples, cut_samples
 from softattn_lm.training.schedule import unfinished_warmup
+from softattn_lm.training.scores import require_scorable, write_scores
 from softattn_lm.training.summary import ended, say
 from softattn_lm.training.telemetry import Telemetry
 from softattn_lm.training.tracking import finish_loggers, make_loggers
@@ -145,6 +148,7 @@ def _train(
     training, seed = TrainingSettings(**cfg["training"]), cfg["seed"]
     check_device(TrainerSettings(**cfg["trainer"]))
     prepared = prepared_data(cfg)
+    require_scorable(training.score, prepared)
     steps = max_steps(cfg, prepared.splits["train"].n_tokens)
     last, name = folder / "checkpoints" / "last.ckpt", run_name(folder)
     start = _start(cfg, folder, resume, prepared.fingerprint)
@@ -163,6 +167,8 @@ def _train(
             f"steps={2 * first_step}, to go on",
             soft_wrap=True,
         )
+        if first_rank and not _summarised(folder, steps):
+            _finish(cfg, folder, prepared, start)
         return {"state": "finished", "step": first_step, "steps": steps, "folder": str(folder), "nothing_to_do": True}
     if resume and first_step == 0 and first_rank:
         console.print(f"run {name} has saved no checkpoint yet, so it begins again at step 0", soft_wrap=True)
@@ -283,6 +289,10 @@ def _train(
         return state
     assert trainer.global_step == steps, (trainer.global_step, steps)
     spent = clock.seconds
+    scores = {}
+    if first_rank and training.score:
+        whole = load_run(folder).model if isinstance(trainer.strategy, ModelParallelStrategy) else model
+        scores = write_scores(whole, prepared, training.score, folder, val_batch_size)
     summary = {
         "state": "finished",
         "folder": str(folder),
@@ -298,6 +308,7 @@ def _train(
         "flops_per_token": sizes["flops_per_token"],
         "attention": kernels,
         "telemetry": next((c.cost() for c in callbacks if isinstance(c, Telemetry)), None),
+        "scores": scores,
     }
     if first_rank:
         # The folder may be moved, so it does not know where it is.
@@ -305,6 +316,38 @@ def _train(
         write_status(folder, "finished", step=steps, steps=steps, parent=start.fork)
         say(console, summary)
     return summary
+
+
+def _summarised(folder: Path, steps: int) -> bool:
+    file = folder / "summary.json"
+    return (
+        file.is_file()
+        and json.loads(file.read_text(encoding="utf-8"))["step"] == steps
+        and read_status(folder).get("state") == "finished"
+    )
+
+
+def _finish(cfg: dict[str, Any], folder: Path, prepared: Prepared, start: Start) -> None:
+    """What a process killed behind its last checkpoint did not come to: scores, summary and status."""
+    loaded = load_run(folder)
+    sizes = describe(loaded.model, cfg["batch_size"], start.step)
+    score = TrainingSettings(**cfg["training"]).score
+    summary = {
+        "state": "finished",
+        "step": start.step,
+        "steps": start.step,
+        "parent": start.fork,
+        "validation": {"validation": {key: value for key, value in loaded.metrics.items() if key != "step"}},
+        "tokens": start.step * sizes["tokens_per_step"],
+        "seconds": start.seconds,
+        "parameters": sizes["parameters"],
+        "flops_per_token": sizes["flops_per_token"],
+        "scores": write_scores(
+            loaded.model, prepared, score, folder, max(1, VALIDATION_TOKENS // loaded.model.context)
+        ),
+    }
+    write_json(folder / "summary.json", summary)
+    write_status(folder, "finished", step=start.step, steps=start.step, parent=start.fork)
 
 
 def _wait_for(checkpoint: Path) -> None:

@@ -142,7 +142,7 @@ def _begin(settings: LoggerSettings, folder: Path, config: dict[str, Any]) -> An
     given = {
         "name": folder.name, "dir": folder, "project": settings.project, "entity": settings.entity,
         "group": settings.group, "tags": settings.tags, "id": known, "resume": "allow", "config": config,
-    }  # fmt: skip
+    } | _in_ablation(config.get("ablation"), settings)  # fmt: skip
     limits = {"init_timeout": BEGIN, "finish_timeout": END, "finish_timeout_raises": True}
     how = wandb.Settings(console="off", silent=True, x_graphql_timeout_seconds=BEGIN, **limits)
     fault = None
@@ -168,6 +168,20 @@ def _begin(settings: LoggerSettings, folder: Path, config: dict[str, Any]) -> An
         )
     remembered.write_text(run.id, encoding="utf-8")
     return run
+
+
+def _in_ablation(ablation: dict[str, Any] | None, settings: LoggerSettings) -> dict[str, Any]:
+    """Where wandb shows a run of an ablation: in the group of its name, by stage, called after arm and seed."""
+    if ablation is None:
+        return {}
+    known = {key: str(ablation[key]) for key in ("size", "arm") if ablation.get(key) is not None}
+    return {
+        "name": "-".join([*known.values(), *([f"rate{r}"] if (r := ablation.get("rate")) is not None else [])])
+        + f"-seed{ablation['seed']}",
+        "group": settings.group or ablation["name"],
+        "job_type": ablation["stage"],
+        "tags": [*settings.tags, *(f"{key}:{value}" for key, value in known.items()), f"seed:{ablation['seed']}"],
+    }
 
 
 def _was_online(folder: Path) -> bool:

@@ -1,0 +1,96 @@
+"""What the final weights say about each window of a split, for those who compare runs window by window.
+
+    <run>/scores/<split>.npz
+        nats (W,)  summed over each window, in reading order      tokens (W,)  predicted in it
+        position_nats (T,), position_tokens (T,)                  the same by place in a window
+        correct (W,), answers (W,)   where only some places are asked about, as in a task: how many, and how many right
+
+Scored on the first rank alone, in float32: what a run is compared by depends on no device count.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from softattn_lm.data import Prepared
+from softattn_lm.data.module import ValidationBatches
+from softattn_lm.errors import UserError
+from softattn_lm.evaluation.likelihood import IGNORED, Likelihood
+
+if TYPE_CHECKING:
+    from softattn_lm.model.decoder import DecoderLM
+
+FOLDER = "scores"
+
+
+def require_scorable(names: list[str], prepared: Prepared) -> None:
+    """Raises UserError for a split that is asked for and holds nothing to predict."""
+    for name in names:
+        if name not in prepared.splits or prepared.splits[name].n_tokens < 2:
+            setting = {"validation": "data.val_fraction", "test": "data.test_fraction"}[name]
+            raise UserError(
+                f"training.score names {name}, but this data has no {name} part; type {setting}=0.1, or leave "
+                f"{name} out of training.score"
+            )
+
+
+def write_scores(
+    model: DecoderLM, prepared: Prepared, names: list[str], folder: Path, batch_size: int
+) -> dict[str, dict[str, Any]]:
+    """Scores each split, writes its file, and returns for each {"loss", "loss_se", "accuracy", "tokens"}.
+
+    loss: nats per predicted token. accuracy: of the answers of a task; None for text. The model gets its mode back.
+    """
+    found = {}
+    for name in names:
+        arrays, figures = score(model, prepared, name, batch_size)
+        _write(folder / FOLDER / f"{name}.npz", arrays)
+        found[name] = figures
+    return found
+
+
+def score(
+    model: DecoderLM, prepared: Prepared, name: str, batch_size: int
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """(the arrays of the file, figures) of one split; `batch_size` windows at once, which changes nothing else."""
+    batches = ValidationBatches(prepared.splits[name], model.context, batch_size, 0, 1, model.packs_documents)
+    device, was_training = model.embed.weight.device, model.training
+    likelihood, right = Likelihood(), []
+    model.eval()
+    try:
+        with torch.no_grad():
+            for index in range(len(batches)):
+                x, y, *documents = (tensor.to(device) for tensor in batches[index])
+                logits = model(x, documents=documents[0] if documents else None)
+                likelihood.add(logits, y)
+                right.append(((logits.argmax(-1) == y) & (y != IGNORED)).sum(1).cpu())
+    finally:
+        model.train(was_training)
+    windows = likelihood.windows()
+    correct = torch.cat(right).numpy()
+    result = likelihood.result()
+    # The last window of a text may be short; a task asks about few places of every one.
+    asked = bool((windows["tokens"][:-1] < model.context).any())
+    arrays = windows | ({"correct": correct, "answers": windows["tokens"]} if asked else {})
+    accuracy = float(correct.sum() / windows["tokens"].sum()) if asked else None
+    figures = {"loss": result.nats_per_token, "loss_se": result.standard_error, "accuracy": accuracy}
+    return arrays, figures | {"tokens": result.tokens}
+
+
+def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """A reader sees the old file, the new one or none."""
+    path.parent.mkdir(exist_ok=True)
+    waiting = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with waiting.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy's own annotation wants a bool in **kwds
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(waiting, path)
+    finally:
+        waiting.unlink(missing_ok=True)

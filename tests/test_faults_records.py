@@ -1,0 +1,99 @@
+"""metrics.jsonl is the record: no row lost or doubled, whatever kills the run; csv and wandb are written from it."""
+
+import csv
+import signal
+
+import pytest
+from rich.console import Console
+
+from softattn_lm.errors import UserError
+from softattn_lm.runs import new_run, read_config, read_metrics, read_status
+from softattn_lm.training import metrics
+from softattn_lm.training.run import train
+from tests import sabotage
+from tests.tiny_run import losses, tiny_config, tiny_train
+from tests.wandb_files import exit_code, history, run_id
+from tests.warm import Child, tiny_words
+
+SETTINGS = ("steps=8", "training.val_every=4", "training.log_every=1")
+
+
+def rows(run):
+    return [{**row, "seconds": 0} for row in read_metrics(run)]
+
+
+def test_killed_with_half_a_row_written_every_step_is_there_once(tmp_path):
+    whole = tiny_train(tmp_path, *SETTINGS)
+    run = tmp_path / "runs" / "a"
+    words = tiny_words(tmp_path, "name=a", *SETTINGS, "training.save_every=2", "logger=csv")
+    child = Child(tmp_path, *words, sabotage=sabotage.die_within_row, arguments=(7,))
+    assert child.wait() == 128 + signal.SIGKILL
+    assert not (run / "metrics.jsonl").read_text().endswith("\n")  # torn
+    (run / "metrics.csv").write_text("kind,step\ntrain,1\ntra")  # as an older program may have left it
+    assert Child(tmp_path, "resume=a").wait() == 0
+    assert rows(run) == rows(whole)
+    with (run / "metrics.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    found = [row for row in read_metrics(run) if row["kind"] != "telemetry"]
+    assert [(row["kind"], int(row["step"]), float(row["loss"])) for row in table] == [
+        (row["kind"], row["step"], row["loss"]) for row in found
+    ]
+
+
+def test_rows_of_a_run_that_raises_are_told_though_nobody_asked_for_them_yet(tmp_path, monkeypatch):
+    """Between two writes, of which there is one every `log_every` steps."""
+    sabotage_at = 9
+
+    def dying(self, batch, batch_idx, real=metrics.LitGPT.training_step):
+        if batch_idx == sabotage_at:
+            raise ZeroDivisionError
+        return real(self, batch, batch_idx)
+
+    monkeypatch.setattr(metrics.LitGPT, "training_step", dying)
+    cfg = tiny_config(tmp_path, "steps=8", "training.log_every=100", "training.val_every=100")
+    run = new_run(cfg["runs"], "a", cfg)
+    with pytest.raises(ZeroDivisionError):
+        train(cfg, run, console=Console(quiet=True))
+    assert len(losses(run)) == 4
+
+
+@pytest.mark.slow
+def test_a_killed_offline_run_is_made_anew_with_every_step_once_and_in_order(tmp_path):
+    run = tmp_path / "runs" / "a"
+    words = tiny_words(tmp_path, "name=a", *SETTINGS, "training.save_every=2", "logger=wandb")
+    child = Child(tmp_path, *words, sabotage=sabotage.slow_steps, arguments=(0.05,))
+    child.when(lambda: len(losses(run)) >= 5)
+    child.signal(signal.SIGKILL, group=True)
+    assert child.wait() == 128 + signal.SIGKILL
+    assert exit_code(run) is None
+    name = (run / "wandb" / "id").read_text()
+    assert Child(tmp_path, "resume=a").wait() == 0
+    found = history(run)
+    assert [row["_step"] for row in found] == sorted({row["_step"] for row in found})
+    assert [row["train/loss"] for row in found if "train/loss" in row] == losses(run) and len(losses(run)) == 8
+    validations = [row["loss"] for row in read_metrics(run) if row["kind"] == "validation"]
+    assert [row["validation/loss"] for row in found if "validation/loss" in row] == validations
+    assert (exit_code(run), run_id(run)) == (0, name)
+
+
+def test_a_failed_run_is_marked_failed_in_its_offline_run(tmp_path, monkeypatch):
+    sabotage_step = metrics.LitGPT.training_step
+    monkeypatch.setattr(metrics.LitGPT, "training_step", lambda *given: sabotage_step(*given) * float("nan"))
+    cfg = tiny_config(tmp_path, "logger=wandb")
+    run = new_run(cfg["runs"], "a", cfg)
+    with pytest.raises(UserError, match="no longer finite"):
+        train(cfg, run, console=Console(quiet=True))
+    assert exit_code(run) == 1 and read_status(run)["state"] == "failed"
+
+
+def test_what_a_run_without_a_checkpoint_wrote_is_not_doubled(tmp_path):
+    """It begins again at step 0, whose telemetry is written before the first step."""
+    whole = tiny_train(tmp_path, *SETTINGS)
+    run = tmp_path / "runs" / "a"
+    child = Child(
+        tmp_path, *tiny_words(tmp_path, "name=a", *SETTINGS), sabotage=sabotage.die_within_row, arguments=(2,)
+    )
+    assert child.wait() == 128 + signal.SIGKILL
+    assert read_metrics(run) and not (run / "checkpoints").exists()
+    train(read_config(run), run, resume=True, console=Console(quiet=True))
+    assert rows(run) == rows(whole)
