@@ -6,16 +6,19 @@ stderr), 70 ours (traceback), 130 interrupted. Every exception is caught here, a
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 import traceback
 import warnings
+from collections.abc import Collection
 from importlib import import_module
 from typing import Any, NoReturn
 
 from softattn_lm import __version__
 from softattn_lm.commands import COMMANDS
-from softattn_lm.config.argv import Arguments, Command, sort
+from softattn_lm.config.argv import Arguments, Command, bracketed, sort
 from softattn_lm.config.faults import one_line
 from softattn_lm.config.nearest import meant
 from softattn_lm.config.raw import decode
@@ -75,22 +78,36 @@ def _dispatch(name: str | None, argv: list[str]) -> None:
 
         print(command_help(folder, command, arguments.overrides))
         return
-    trust_typed(arguments.overrides)
+    passed_on = _passed_on(command, arguments, known)
+    trust_typed([*arguments.overrides, *passed_on])
     if arguments.multirun:
         from softattn_lm.commands.sweep import sweep
 
         sweep(command, arguments.overrides)
     else:
-        _run(command, arguments)
+        _run(command, arguments, passed_on)
 
 
-def _run(command: Command, arguments: Arguments) -> None:
+def _passed_on(command: Command, arguments: Arguments, known: Collection[str]) -> list[str]:
+    """Takes from `arguments` what is no setting of this command, if it hands that on."""
+    if command.passes_on is None:
+        return []
+    own = [word for word in arguments.overrides if word.partition("=")[0].lstrip("+").partition(".")[0] in known]
+    others = [word for word in arguments.overrides if word not in own]
+    # For Hydra, `seeds=0,1,2` would be a sweep.
+    arguments.overrides = [bracketed(word) for word in own]
+    return others
+
+
+def _run(command: Command, arguments: Arguments, passed_on: list[str]) -> None:
     cfg = _config(command, arguments)
     module: Any = import_module(f"softattn_lm.commands.{command.name}")
     if command.name == "train":
         module.run(cfg, arguments.words, [decode(word) for word in arguments.overrides])
     elif command.words == "prompt":
         module.run(cfg, arguments.words, arguments.prompt)
+    elif command.passes_on is not None:
+        module.run(cfg, arguments.words, [decode(word) for word in passed_on])
     else:
         module.run(cfg, arguments.words)
 

@@ -22,6 +22,8 @@ import secrets
 import shutil
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -99,6 +101,33 @@ def new_run(root: str | Path, name: str | None, config: dict[str, Any]) -> Path:
     return folder
 
 
+@contextmanager
+def in_hand(folder: Path) -> Iterator[None]:
+    """While this process trains in `folder`, no other can. Raises UserError if one does already.
+
+    The lock goes with the process, however it ends, and not on to loader processes, which may outlive it for seconds.
+    """
+    if os.name != "posix":
+        yield
+        return
+    import fcntl
+
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            os.close(file)
+            raise UserError(
+                f"run {run_name(folder)} is being trained by another process; wait for it, or stop it first"
+            ) from None
+        # Otherwise a file system that knows no locks.
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
 def remove_left_over(folder: Path) -> None:
     """Files that a process killed in the middle of a write left in a run folder, under names that nothing reads."""
     for place in (folder, folder / "checkpoints"):
@@ -134,7 +163,7 @@ def discard_unbegun(folder: Path) -> None:
 def _says_nothing(file: Path) -> bool:
     if file.name in ("metrics.jsonl", "metrics.csv"):
         return not file.read_text(encoding="utf-8").strip()
-    return file.name in ("config.yaml", "versions.json", "status.json", "slurm.json")
+    return file.name in ("config.yaml", "versions.json", "status.json", "slurm.json", "lock")
 
 
 def _is_job(folder: Path) -> bool:

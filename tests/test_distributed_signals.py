@@ -148,17 +148,19 @@ def begun(folder, *more):
 
 
 def companion_of(process):
-    """The id of the process that Lightning has started beside it."""
-    with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
-        children = file.read().split()
-    found = [pid for pid in children if "LOCAL_RANK=1" in Path(f"/proc/{pid}/environ").read_text()]
+    """The id of the process that Lightning has started beside it; None before."""
+    try:
+        with open(f"/proc/{process.pid}/task/{process.pid}/children") as file:
+            children = file.read().split()
+        found = [pid for pid in children if "LOCAL_RANK=1" in Path(f"/proc/{pid}/environ").read_text()]
+    except (FileNotFoundError, ProcessLookupError):  # it had started something else, which has ended
+        return None
     return int(found[0]) if found else None
 
 
 def gone(pid):
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
 

@@ -141,3 +141,24 @@ def test_a_stopped_sweep_has_the_exit_status_of_the_signal(tmp_path, monkeypatch
         sweep.sweep(sweep.COMMANDS["train"], ["seed=0,1", f"runs={tmp_path}", "name=s"])
     assert stop.value.code == 143
     assert json.loads((tmp_path / "s" / "00-seed_0" / "status.json").read_text())["state"] == "interrupted"
+
+
+def test_a_run_in_training_is_not_continued_a_second_time(tmp_path, whole):
+    run = tmp_path / "runs" / "a"
+    child = Child(tmp_path, *tiny_words(tmp_path, "name=a", *SETTINGS), sabotage=sabotage.slow_steps, arguments=(0.3,))
+    child.when(lambda: len(losses(run)) >= 1)
+    second = Child(tmp_path, "resume=a", file="second.txt")
+    assert second.wait() == 2 and "run a is being trained by another process" in second.said
+    assert child.wait() == 0, child.said
+    assert rows(run) == rows(whole)
+
+
+def test_killed_beside_its_loader_processes_it_can_be_continued_at_once(tmp_path, whole):
+    """They notice only after some seconds that their run is gone."""
+    run = tmp_path / "runs" / "a"
+    words = tiny_words(tmp_path, "name=a", *SETTINGS, "training.num_workers=2", "training.save_every=2")
+    child = Child(tmp_path, *words, sabotage=sabotage.slow_steps, arguments=(0.1,))
+    child.when(lambda: (run / "checkpoints" / "last.ckpt").exists())
+    child.signal(signal.SIGKILL)
+    assert child.wait() == 128 + signal.SIGKILL
+    is_the_same_in_the_end(run, whole)

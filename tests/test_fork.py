@@ -42,7 +42,7 @@ def saved(run, name):
 def test_a_fork_with_nothing_changed_is_the_run_it_comes_from(parent):
     run = fork(parent, "fork=parent@4", "name=child")
     whole = parent / "runs" / "parent"
-    assert losses(run) == losses(whole)[4:] and [row["step"] for row in read_metrics(run)][0] == 5
+    assert losses(run) == losses(whole)[4:] and next(row["step"] for row in read_metrics(run)) == 5
     for name, value in saved(run, "last")["state_dict"].items():
         assert value.equal(saved(whole, "last")["state_dict"][name]), name
     tokens = [row["tokens"] for row in read_metrics(run) if row["kind"] == "train"]

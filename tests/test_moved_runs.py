@@ -31,7 +31,7 @@ def test_no_file_of_it_names_its_folder(moved):
     place, _ = moved
     for file in place.rglob("*"):
         if file.is_file() and file.name != "config.yaml":  # which repeats what was typed, runs= among it
-            assert b"here/runs" not in file.read_bytes(), file
+            assert b"runs/old" not in file.read_bytes(), file
 
 
 def test_it_is_sampled_and_measured(moved, tmp_path, capsys):

@@ -19,7 +19,7 @@ INSIDE = {
     "contract": {"attention", "position", "model", "config"},
     "tokenizer": set(),
     "data": {"tokenizer", "config"},
-    "evaluation": {"model", "tokenizer", "data", "config", "runs"},
+    "evaluation": {"attention", "position", "model", "tokenizer", "data", "config", "runs"},
     "interop": {"model", "tokenizer", "data", "config", "runs"},
     "training": {"model", "data", "tokenizer", "evaluation", "config", "runs"},
     "ablation": {"config", "runs"},

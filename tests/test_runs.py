@@ -157,6 +157,14 @@ def test_a_folder_called_like_a_home_is_itself(tmp_path, monkeypatch):
     assert find_run("~nobody-is-called-so/a", "runs").name == "a"
 
 
+def test_an_empty_folder_is_no_run_and_may_become_one(tmp_path):
+    (tmp_path / "empty").mkdir()
+    for text in ("empty", str(tmp_path / "empty")):
+        with pytest.raises(UserError, match=r"empty is an empty folder and no run: it has no config\.yaml"):
+            find_run(text, tmp_path)
+    assert read_config(new_run(tmp_path, "empty", CONFIG)) == CONFIG
+
+
 def test_a_folder_that_only_looks_like_a_run_is_no_run(tmp_path):
     (tmp_path / "cache").mkdir()
     with pytest.raises(UserError, match="no run"):
@@ -177,6 +185,8 @@ def test_a_folder_that_only_looks_like_a_run_is_no_run(tmp_path):
         {"training.val_every": 10},
         {"training.keep_steps": [1, 2]},
         {"training.num_workers": 2},
+        {"training.nonfinite": "skip"},
+        {"training.max_skipped": 3},
         {"lr": 0.02},
         {"attention": {"_target_": "a.B"}},
         {"resume": "a"},

@@ -22,7 +22,8 @@ from softattn_lm.config.build import build
 from softattn_lm.config.tree import choices, config_folder
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.attention_rows import DEAD, jacobian_norm
-from softattn_lm.evaluation.telemetry import FIGURES, Probe, Seen, head_figures, make_probe, per_layer, telemetry
+from softattn_lm.evaluation.telemetry import FIGURES, Probe, head_figures, make_probe, per_layer, telemetry
+from softattn_lm.evaluation.watching import Seen
 from softattn_lm.position.alibi import ALiBi
 from softattn_lm.runs import read_metrics
 from softattn_lm.training.checkpoint import read_checkpoint

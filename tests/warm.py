@@ -22,7 +22,7 @@ _CONTEXT.set_forkserver_preload(["tests.ranks_preload"])
 
 class Child:
     """`softattn train` with `words`, in `folder`, in a process group of its own. `sabotage()` is called in it first: a
-    function of tests/sabotage.py. What it prints is in `said`."""
+    function of tests/sabotage.py. What it prints goes to `file` there, and is `said`."""
 
     def __init__(
         self,
@@ -31,8 +31,9 @@ class Child:
         sabotage: Callable[..., None] | None = None,
         arguments: tuple[Any, ...] = (),
         environment: dict[str, str] | None = None,
+        file: str = "said.txt",
     ) -> None:
-        self.file = folder / "said.txt"
+        self.file = folder / file
         environment = dict(os.environ) | (environment or {})
         given = (folder, self.file, list(words), sabotage, arguments, environment)
         self.process: BaseProcess = _CONTEXT.Process(target=_run, args=given)

@@ -65,16 +65,16 @@ def choose(losses: Mapping[float, Mapping[int, float]]) -> Choice:
         raise ValueError("every learning rate diverged")
     best = int(means.argmin())
     edge: Edge | None = "low" if best == 0 else "high" if best == len(rates) - 1 else None
-    near = [i for i in range(max(0, best - NEIGHBOURS), min(len(rates), best + NEIGHBOURS + 1)) if np.isfinite(means[i])]
+    near = [
+        i for i in range(max(0, best - NEIGHBOURS), min(len(rates), best + NEIGHBOURS + 1)) if np.isfinite(means[i])
+    ]
     df = len(near) * len(seeds) - len(seeds) - 2
     if len(near) < 3 or df < 1:
         return Choice(rates[best], 0.0, math.inf, edge, smooth=False)
     return _parabola(rates, near, best, table, edge, df)
 
 
-def _parabola(
-    rates: list[float], near: list[int], best: int, table: np.ndarray, edge: Edge | None, df: int
-) -> Choice:
+def _parabola(rates: list[float], near: list[int], best: int, table: np.ndarray, edge: Edge | None, df: int) -> Choice:
     x = np.log2([rates[i] / rates[best] for i in near])
     rows, seeds = len(near), table.shape[1]
     design = np.zeros((rows * seeds, seeds + 2))

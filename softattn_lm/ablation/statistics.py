@@ -104,7 +104,9 @@ def unpaired_interval(first: Array, second: Array, level: float) -> Interval:
     result = stats.ttest_ind(second, first, equal_var=False)
     interval = result.confidence_interval(level)
     mean = float(second.mean() - first.mean())
-    return Interval(mean, (float(interval.high) - float(interval.low)) / 2, level, float(result.df), float(result.pvalue))
+    return Interval(
+        mean, (float(interval.high) - float(interval.low)) / 2, level, float(result.df), float(result.pvalue)
+    )
 
 
 def level_of_look(look: int, alpha: float = 0.05) -> float:

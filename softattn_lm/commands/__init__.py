@@ -23,5 +23,12 @@ COMMANDS = {
         Command("prepare_data", "PrepareSettings", words="none", raw=_DATA),
         Command("check_attention", "CheckAttentionSettings", words="none", raw=_CODE | {"callable"}),
         Command("benchmark", "BenchmarkSettings", words="topic", raw=frozenset({"runs"})),
+        Command(
+            "ablate",
+            "AblateSettings",
+            words="question",
+            raw=_DATA | _CODE | {"name", "question", "hypothesis", "save_as"},
+            passes_on="train",
+        ),
     )
 }

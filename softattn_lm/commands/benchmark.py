@@ -1,23 +1,26 @@
-"""benchmark: `softattn benchmark attention` measures time and memory and sets them beside what was aimed at;
-`softattn benchmark cache` what decoding remembers.
+"""benchmark: `softattn benchmark TOPIC` measures and sets what it finds beside what was aimed at.
+
+attention: time and memory of the implementations; cache: what decoding remembers; generate: tokens per second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from softattn_lm.config.settings import BenchmarkSettings, section
 from softattn_lm.errors import UserError
 
+# Each has a module benchmark_TOPIC beside this one, whose `benchmark(settings, file)` prints tables and writes a file.
+TOPICS = ("attention", "cache", "generate")
+
 
 def run(cfg: dict[str, Any], words: list[str]) -> None:
     """`words`: one topic. Raises UserError for another, or for sizes that are no sizes."""
-    topics: dict[str, Callable[[BenchmarkSettings, Path], None]] = {"attention": _attention, "cache": _cache}
-    if len(words) != 1 or words[0] not in topics:
+    if len(words) != 1 or words[0] not in TOPICS:
         came = f"; {' '.join(words)!r} came" if words else ""
-        raise UserError(f"benchmark measures one topic, of: {', '.join(topics)}{came}")
+        raise UserError(f"benchmark measures one topic, of: {', '.join(TOPICS)}{came}")
     settings = section(BenchmarkSettings, cfg)
     for name, values in {**vars(settings), "runs": 1}.items():
         for value in values if isinstance(values, list) else [values]:
@@ -27,17 +30,5 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
         raise UserError("lengths=[] measures nothing; type lengths=[2048,4096]")
     file = Path(settings.runs).expanduser() / "benchmark" / f"{words[0]}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    topics[words[0]](settings, file)
-
-
-def _attention(settings: BenchmarkSettings, file: Path) -> None:
     # Torch comes with it, and only now.
-    from softattn_lm.commands.benchmark_attention import benchmark
-
-    benchmark(settings, file)
-
-
-def _cache(settings: BenchmarkSettings, file: Path) -> None:
-    from softattn_lm.commands.benchmark_cache import benchmark
-
-    benchmark(settings, file)
+    import_module(f"softattn_lm.commands.benchmark_{words[0]}").benchmark(settings, file)

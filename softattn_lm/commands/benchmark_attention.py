@@ -7,19 +7,16 @@ for a while slows both sides. Memory is taken in a fresh process per case, from 
 from __future__ import annotations
 
 import json
-import os
-import platform
 import resource
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 from softattn_lm.attention.kernel import AttentionKernel
@@ -27,8 +24,8 @@ from softattn_lm.attention.kernels.blockwise import Blockwise
 from softattn_lm.attention.kernels.formula import Formula
 from softattn_lm.attention.kernels.sdpa import SDPA
 from softattn_lm.attention.visibility import Visibility
+from softattn_lm.commands.comparison import Report, interleaved, seconds_of
 from softattn_lm.config.settings import BenchmarkSettings
-from softattn_lm.runs import write_json
 
 # Name -> kernel, whether there is a window, longest T: beyond, a (T, T) matrix takes minutes or all of the memory.
 CASES: dict[str, tuple[Callable[[int], AttentionKernel], bool, int]] = {
@@ -73,15 +70,9 @@ TARGETS = [
 
 def benchmark(settings: BenchmarkSettings, file: Path) -> None:
     """Prints two tables and writes every figure to `file`."""
-    console = Console()
-    found: dict[str, Any] = {
-        "settings": vars(settings),
-        "machine": machine(),
-        "started": time.strftime("%Y-%m-%d %H:%M"),
-    }
-    console.print("  ".join(f"{key}: {value}" for key, value in found["machine"].items()), highlight=False)
-    if os.getloadavg()[0] > 0.3 * (os.cpu_count() or 1):
-        console.print("The machine is busy, and loops of many small steps suffer most from that: expect wrong times.")
+    report = Report(vars(settings), file)
+    report.open()
+    found = report.found
     found["memory"] = {
         name: {str(t): _memory_of(name, t, settings) for t in settings.lengths if t <= longest}
         for name, (_, _, longest) in CASES.items()
@@ -92,25 +83,7 @@ def benchmark(settings: BenchmarkSettings, file: Path) -> None:
             for name, seconds in _times(length, settings).items():
                 found["time"][name][str(length)] = seconds
     found["targets"] = [figures for target in TARGETS if (figures := _reached(target, found)) is not None]
-    write_json(file, found)
-    console.print(_figures(found, settings.lengths), _verdicts(found["targets"]), f"All figures: {file}")
-
-
-def machine() -> dict[str, Any]:
-    """What a time depends on."""
-    model = platform.processor()
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
-        model = names[0] if names else model
-    return {
-        "processor": model,
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load": round(os.getloadavg()[0], 1),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-    }
+    report.close([], _figures(found, settings.lengths), _verdicts(found["targets"]))
 
 
 def _step(name: str, length: int, settings: BenchmarkSettings) -> Callable[[], None]:
@@ -133,14 +106,7 @@ def _step(name: str, length: int, settings: BenchmarkSettings) -> Callable[[], N
 def _times(length: int, settings: BenchmarkSettings) -> dict[str, list[float]]:
     """Seconds of each round."""
     steps = {name: _step(name, length, settings) for name, (_, _, longest) in CASES.items() if length <= longest}
-    taken: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(settings.repeats + 1):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if number:  # the first round warms up
-                taken[name].append(time.perf_counter() - start)
-    return taken
+    return interleaved({name: partial(seconds_of, step) for name, step in steps.items()}, settings.repeats)
 
 
 def _memory_of(name: str, length: int, settings: BenchmarkSettings) -> int:

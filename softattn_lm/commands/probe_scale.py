@@ -5,14 +5,16 @@ With runs: each layer of each of them, as it is and as it would be under every o
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from softattn_lm.config.settings import ProbeScaleSettings, section
 from softattn_lm.errors import UserError
 from softattn_lm.runs import find_run, run_name, runs_folder, write_json
 
+if TYPE_CHECKING:
+    from softattn_lm.model.parameters import InitKind
+
 BETAS = (0.5, 1, 2, 4, 8, 12, 16, 24, 32)
-INITS = ("fan_in", "gpt2")
 
 
 def run(cfg: dict[str, Any], words: list[str]) -> None:
@@ -116,7 +118,8 @@ def blocks(settings: ProbeScaleSettings) -> list[dict[str, Any]]:
     from softattn_lm.evaluation.scale_law import block_std, weighed_rows
 
     rows = []
-    for init, std in zip(INITS, (settings.d_model**-0.5, 0.02), strict=True):
+    deviations: dict[InitKind, float] = {"fan_in": settings.d_model**-0.5, "gpt2": 0.02}
+    for init, std in deviations.items():
         for d_k in settings.d_k:
             dots = scores_at_start(d_k, settings.d_model, settings.keys, init, settings.seed)
             for name, scale in scale_policies(d_k, settings.keys).items():

@@ -13,11 +13,12 @@ from softattn_lm.evaluation.scale_law import QUANTILES
 from softattn_lm.training.console import plain_console
 
 Rows = list[dict[str, Any]]
+# heading, key (a number is that of a quantile), shape
+Column = tuple[str, str | int, str]
 
 MIDDLE, LOW, HIGH = (QUANTILES.index(q) for q in (0.5, 0.05, 0.95))
-# heading, key (a number is that of a quantile), shape; NUMBER fits six characters from 0.001 on
-NUMBER = "number"
-ROWS = [
+NUMBER = "number"  # in six characters from 0.001 on
+ROWS: list[Column] = [
     ("std s", "logit_std", NUMBER),
     ("H", "entropy", ".2f"),
     ("p max", "p_max", ".3f"),
@@ -30,7 +31,7 @@ WORDS = "H: entropy, nats; J: norm of the softmax Jacobian; dead: J below 1e-3"
 
 
 def show_dictionary(rows: Rows, n_keys: int) -> None:
-    columns = [
+    columns: list[Column] = [
         ("β/T", "beta", "g"),
         ("|y − v|", "error", ".1e"),
         ("bound", "error_bound", ".1e"),
@@ -42,7 +43,7 @@ def show_dictionary(rows: Rows, n_keys: int) -> None:
 
 
 def show_drawn(rows: Rows, n_keys: int) -> None:
-    columns = [
+    columns: list[Column] = [
         ("d_k", "d_k", "d"),
         ("scale", "scale", ""),
         ("law", "logit_std_law", NUMBER),
@@ -55,7 +56,7 @@ def show_drawn(rows: Rows, n_keys: int) -> None:
 
 
 def show_blocks(rows: Rows, d_model: int) -> None:
-    columns = [
+    columns: list[Column] = [
         ("W_q W_k", "init", ""),
         ("d_k", "d_k", "d"),
         ("scale", "scale", ""),
@@ -66,7 +67,7 @@ def show_blocks(rows: Rows, d_model: int) -> None:
 
 
 def show_layers(rows: Rows, name: str) -> None:
-    columns = [
+    columns: list[Column] = [
         ("layer", "layer", "d"),
         ("scale", "scale", ""),
         ("law", "law", NUMBER),
@@ -81,7 +82,7 @@ def show_layers(rows: Rows, name: str) -> None:
 
 def _show(
     title: str,
-    columns: list[tuple[str, str | int, str]],
+    columns: list[Column],
     rows: Rows,
     by: str,
     caption: str | None = None,

@@ -16,8 +16,8 @@ COLUMNS = {
     "entropy": ("entropy", ".2f"),
     "entropy_ratio": ("/ln n", ".2f"),
     "support": ("keys", ".1f"),
-    "logit_abs_max": ("max|s|", ".4g"),
-    "logit_std": ("std s", ".3g"),
+    "logit_abs_max": ("max|s|", ".1f"),
+    "logit_std": ("std s", ".2f"),
     "first": ("first", ".2f"),
     "previous": ("prev", ".2f"),
     "induction": ("induct", ".2f"),
@@ -28,7 +28,8 @@ COLUMNS = {
 def run(cfg: dict[str, Any], words: list[str]) -> None:
     """`words`: runs; none is the newest. Raises UserError for a run that is not there or has no telemetry."""
     settings = section(TelemetrySettings, cfg)
-    folders = [find_run(word, settings.runs) for word in [*words] or [None]]
+    named: list[str | None] = [*words] or [None]
+    folders = [find_run(word, settings.runs) for word in named]
     names = [run_name(folder, settings.runs) for folder in folders]
     files = _files(settings.figure, folders[0])
     histories = [_history(folder, name) for folder, name in zip(folders, names, strict=True)]
@@ -73,7 +74,7 @@ def _show(name: str, history: History) -> None:
     from softattn_lm.training.console import plain_console
 
     title = Text(f"attention in {name}: means over the heads of a layer, max|s| of all")
-    table = Table(title=title, box=box.SIMPLE, collapse_padding=True, pad_edge=False)
+    table = Table(title=title, box=box.SIMPLE, padding=0, pad_edge=False)
     for heading in ("layer", "step", *(heading for heading, _ in COLUMNS.values())):
         table.add_column(heading, justify="right", no_wrap=True)
     first, last = min(history), max(history)

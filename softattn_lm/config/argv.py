@@ -29,9 +29,10 @@ class Command:
 
     name: str
     settings: str  # class in config/settings.py that types the top level of its yaml
-    words: Literal["none", "runs", "prompt", "topic"]  # meaning of positional words
+    words: Literal["none", "runs", "prompt", "topic", "question"]  # meaning of positional words
     raw: frozenset[str] = frozenset()  # keys whose value is taken as typed; `a.` stands for all below a
     sweeps: bool = False
+    passes_on: str | None = None  # the command to which settings that are not its own go
 
 
 @dataclass
@@ -81,6 +82,12 @@ def sort(command: Command, argv: list[str], known: Collection[str]) -> Arguments
     if found.multirun and not command.sweeps:
         raise UserError(f"-m sweeps over trainings; {command.name} runs once")
     return found
+
+
+def bracketed(word: str) -> str:
+    """`ladder=nano,micro` as a list, which Hydra would take for a sweep."""
+    key, _, value = word.partition("=")
+    return f"{key}=[{value}]" if re.fullmatch(r"[\w.-]+(,[\w.-]+)+", value) else word
 
 
 def _is_override(command: Command, word: str, known: Collection[str]) -> bool:

@@ -16,6 +16,7 @@ _USAGE = {
     "none": "[group=choice ...] [key=value ...]",
     "runs": "[run ...] [key=value ...]",
     "topic": "[topic] [key=value ...]",
+    "question": "QUESTION [key=value ...]   or   key=ARM,ARM,... [key=value ...]",
     "prompt": '["prompt"] [run] [key=value ...]   or   [run] [key=value ...] -- "prompt"',
 }
 
@@ -53,6 +54,16 @@ def command_help(folder: Path, command: Command, overrides: Sequence[str]) -> st
     if command.words == "prompt":
         lines += ["", "The prompt is taken as typed. A single word that is exactly the name of a run means that run,"]
         lines += ["and what looks like a setting or an option is one. What follows -- is always the prompt."]
+    if command.words == "question":
+        lines += ["", "Questions; a yaml file of your own is one too:", ""]
+        lines += [
+            f"  {name:<16}{first_comment(folder / 'ablation' / f'{name}.yaml')}" for name in choices(folder, "ablation")
+        ]
+        lines += [
+            "",
+            f"Every other setting is one of `{command.passes_on}`, for all arms; the one with several values makes the arms:",
+        ]
+        lines += ["  attention=sdpa,linear,my_kernel.py:Mine seeds=5 tune=lr"]
     if command.sweeps:
         lines += ["", "-m runs every combination: -m attention=formula,sdpa seed=0,1"]
     return "\n".join(lines)

@@ -137,6 +137,32 @@ class ProbeScaleSettings:
 
 
 @dataclass(frozen=True)
+class AblateSettings:
+    """configs/ablate.yaml. null where the question, or else a default, decides."""
+
+    name: str | None = None
+    runs: str = "runs"
+    question: str | None = None
+    hypothesis: str | None = None
+    baseline: str | None = None
+    seeds: int | list[int] | None = None
+    metric: Literal["loss", "accuracy"] | None = None
+    smallest: float | None = None
+    tune: Literal["lr", "none"] | None = None
+    trials: int | None = None
+    match: Literal["none", "parameters", "flops", "time", "tokens"] | None = None
+    ladder: list[str] | None = None
+    budget: float | None = None  # minutes
+    save_as: str | None = None
+    dry_run: bool = False
+    executor: Literal["local", "print", "slurm", "submitit_local"] = "local"
+    slots: int | None = None
+    threads: int | None = None
+    wait: bool = True
+    slurm: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class CheckAttentionSettings:
     """Top level of configs/check_attention.yaml."""
 

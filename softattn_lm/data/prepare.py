@@ -57,6 +57,19 @@ def prepare(data: Source, tokenizer: dict[str, Any] | Tokenizer, cache: Path, pr
     return found
 
 
+def prepared_for(cfg: dict[str, Any], cache: Path) -> Prepared:
+    """What the settings of a run train on: its text, prepared, or the streams of its task."""
+    from softattn_lm.config.build import build
+    from softattn_lm.data.tasks import Task
+
+    data = build(cfg["data"])
+    if not isinstance(data, Task):
+        return prepare(data, cfg["tokenizer"], cache)
+    if not cfg["tokenizer"]["_target_"].endswith(".SymbolTokenizer"):
+        raise UserError(f"data={data.name} brings its own symbols and has no text to cut; type tokenizer=symbols")
+    return data.prepared(cfg["model"]["context"])
+
+
 def prepare_splits(data: Source, tokenizer: Tokenizer, cache: Path, bar: Progress) -> Prepared:
     """Train, validation and test of `data`."""
     settings = {

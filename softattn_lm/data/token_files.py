@@ -59,9 +59,9 @@ class Split:
 
 @dataclass
 class Prepared:
-    """Everything training needs to know about its text."""
+    """Everything training needs to know about its data. A task has splits of its own kind, see data/tasks/base.py."""
 
-    folder: Path
+    folder: Path | None  # None: nothing is stored
     tokenizer: Tokenizer
     fingerprint: str  # of text, tokenizer recipe and split: equal fingerprints are equal tokens
     source: str

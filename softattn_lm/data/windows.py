@@ -59,7 +59,7 @@ class TrainWindows:
     def _random(self, first: int, count: int) -> np.ndarray:
         """(count,) starts. Sample j is word j of one counter-based stream, so nothing before it has to be drawn."""
         skip = first % WORDS_PER_COUNT
-        generator = np.random.Philox(counter=first // WORDS_PER_COUNT, key=_key(self.seed, RANDOM))
+        generator = np.random.Philox(counter=first // WORDS_PER_COUNT, key=stream_key(self.seed, RANDOM))
         words = generator.random_raw(skip + count)[skip:]
         uniform = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53  # in [0, 1)
         return (uniform * (len(self.tokens) - self.context)).astype(np.int64)
@@ -75,17 +75,17 @@ class TrainWindows:
 
     def phase(self, epoch: int) -> int:
         """The first start of this epoch."""
-        return int(_key(self.seed, PHASE, epoch)[0]) % self.phases
+        return int(stream_key(self.seed, PHASE, epoch)[0]) % self.phases
 
     def order(self, epoch: int) -> np.ndarray:
         """(K,) the order of this epoch's windows."""
         if epoch != self._epoch:
-            words = np.random.Philox(key=_key(self.seed, ORDER, epoch)).random_raw(self.per_epoch)
+            words = np.random.Philox(key=stream_key(self.seed, ORDER, epoch)).random_raw(self.per_epoch)
             self._epoch, self._order = epoch, np.argsort(words, kind="stable")
         return self._order
 
 
-def _key(seed: int, *words: int) -> np.ndarray:
+def stream_key(seed: int, *words: int) -> np.ndarray:
     """(2,) uint64 for one stream."""
     return np.random.SeedSequence([seed, *words]).generate_state(2, np.uint64)
 

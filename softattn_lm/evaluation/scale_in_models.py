@@ -14,7 +14,7 @@ from softattn_lm.attention.projections import IdentityV, Separate, SharedKV
 from softattn_lm.attention.scale import Constant
 from softattn_lm.attention.visibility import Causal
 from softattn_lm.evaluation.scale_law import block_std
-from softattn_lm.evaluation.telemetry import Seen, evaluating, precise, watched
+from softattn_lm.evaluation.watching import Seen, evaluating, precise, watched
 from softattn_lm.model.decoder import DecoderLM
 from softattn_lm.model.parameters import InitKind
 from softattn_lm.position.none import NoPosition
@@ -61,9 +61,9 @@ def scores_at_start(d_k: int, d_model: int, n_keys: int, init: InitKind, seed: i
 class LayerScores:
     """Of one layer, the last query of each window against the N keys that it reads.
 
-    d_k: components of q. dots (B, H, N): q·k; scale (H or 1, 1); added (H, N): the bias, or 0; weights (B, H, N): those of the kernel.
-    law: standard deviation of scale · q·k if W_q, W_k and the input were independent; None where q and k are normed or
-    have no such matrices. bound: of |scale · q·k| with QK norm.
+    d_k: components of q. dots (B, H, N): q·k; scale (H or 1, 1); added (H, N): the bias, or 0; weights (B, H, N): those
+    of the kernel. bound: of |scale · q·k| with QK norm. law: standard deviation of scale · q·k if W_q, W_k and the
+    input were independent; None where q and k are normed or have no such matrices.
     """
 
     d_k: int

@@ -1,5 +1,7 @@
 """Room 4, text <-> token ids: characters, bytes, a byte-level BPE trained here, or a ready-made tokenizer.json.
 
+The symbols of a task have names as well (symbols.py), and no text.
+
 Every tokenizer gives text back exactly, is a pure function of the text it was fitted on, and travels as a plain dict.
 """
 
@@ -11,9 +13,10 @@ from softattn_lm.tokenizer.bpe import BPETokenizer
 from softattn_lm.tokenizer.byte import ByteTokenizer
 from softattn_lm.tokenizer.char import CharTokenizer
 from softattn_lm.tokenizer.pretrained import PretrainedTokenizer
+from softattn_lm.tokenizer.symbols import SymbolTokenizer
 
 KINDS: dict[str, type[Tokenizer]] = {
-    kind.kind: kind for kind in (CharTokenizer, ByteTokenizer, BPETokenizer, PretrainedTokenizer)
+    kind.kind: kind for kind in (CharTokenizer, ByteTokenizer, BPETokenizer, PretrainedTokenizer, SymbolTokenizer)
 }
 
 
@@ -30,6 +33,6 @@ def from_state(state: dict[str, Any]) -> Tokenizer:
 
 
 __all__ = [
-    "BPETokenizer", "ByteTokenizer", "CharTokenizer", "PretrainedTokenizer", "TextStream", "Tokenizer",
-    "UnseenCharacters", "from_state",
+    "BPETokenizer", "ByteTokenizer", "CharTokenizer", "PretrainedTokenizer", "SymbolTokenizer", "TextStream",
+    "Tokenizer", "UnseenCharacters", "from_state",
 ]  # fmt: skip

@@ -18,8 +18,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from softattn_lm.training.checkpoints import Checkpoints
 from softattn_lm.training.lit import LitGPT
 
-# SIGUSR1 is what SLURM sends ahead of a time limit (sbatch --signal=USR1@120).
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+# SIGUSR1 is what SLURM sends ahead of a time limit (sbatch --signal=USR1@120). Not every system has it.
+REQUEUE: tuple[int, ...] = tuple(filter(None, [getattr(signal, "SIGUSR1", None)]))
+SIGNALS = (signal.SIGINT, signal.SIGTERM, *REQUEUE)
+
+
+def asks_to_requeue(number: int) -> bool:
+    return number in REQUEUE
 
 
 def exit_status(number: int) -> int:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
-import signal
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from softattn_lm.evaluation.telemetry import Probe, make_probe
 from softattn_lm.runs import (
     State,
     cut_metrics,
+    in_hand,
     is_first_process,
     read_status,
     remove_left_over,
@@ -43,7 +43,7 @@ from softattn_lm.training.checkpoints import Checkpoints
 from softattn_lm.training.console import plain_console
 from softattn_lm.training.describe import describe
 from softattn_lm.training.fork import planted, read_parent
-from softattn_lm.training.interrupt import Interrupt, exit_status, signals_end_the_run
+from softattn_lm.training.interrupt import Interrupt, asks_to_requeue, exit_status, signals_end_the_run
 from softattn_lm.training.launch import check_device, make_trainer, quiet
 from softattn_lm.training.lit import LitGPT, ValidationSet
 from softattn_lm.training.metrics import Clock, Metrics, write_csv
@@ -99,7 +99,7 @@ def train(cfg: dict[str, Any], folder: Path, resume: bool = False, console: Cons
     first_rank = is_first_process()
     progress = {"step": 0, "steps": 0, "running": 0}
     try:
-        with signals_end_the_run():
+        with signals_end_the_run(), in_hand(folder) if first_rank else nullcontext():
             summary = _train(cfg, folder, resume, console, progress, first_rank)
         if first_rank and cfg["logger"]["name"] == "csv":
             write_csv(folder)
@@ -283,7 +283,7 @@ def _train(
             write_status(folder, "interrupted", step=step, steps=steps, error=said, parent=start.fork)
             # The job of a sweep is the sweep's to run again, not SLURM's.
             alone = "/" not in (cfg["name"] or "")
-            if interrupt.interrupted == signal.SIGUSR1 and slurm.job_id() is not None and alone:
+            if asks_to_requeue(interrupt.interrupted) and slurm.job_id() is not None and alone:
                 said = f"{said}; {slurm.requeue()}"
             console.print(said, soft_wrap=True)
         return state

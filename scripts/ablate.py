@@ -1,0 +1,6 @@
+"""softattn ablate: `python scripts/ablate.py --help`."""
+
+from softattn_lm.cli import main
+
+if __name__ == "__main__":
+    main("ablate")

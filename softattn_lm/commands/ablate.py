@@ -1,0 +1,276 @@
+"""ablate: from a question to run folders and a report. The planning is in softattn_lm/ablation; here it meets Hydra,
+the terminal and signals.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from softattn_lm.ablation import journal, matching, question
+from softattn_lm.ablation.executors.local import Local
+from softattn_lm.ablation.executors.slots import Slot, graphics_processors, make_slots
+from softattn_lm.ablation.jobs import Configs
+from softattn_lm.ablation.plan import FILE, Plan, agreed
+from softattn_lm.ablation.planner import Planner, Result, locked
+from softattn_lm.ablation.stages import Stages
+from softattn_lm.commands import COMMANDS
+from softattn_lm.commands.ablate_progress import Progress, show_dry_run
+from softattn_lm.config.argv import sort
+from softattn_lm.config.check import check
+from softattn_lm.config.compose import compose
+from softattn_lm.config.raw import encode
+from softattn_lm.config.settings import AblateSettings, section
+from softattn_lm.config.tree import command_groups, commented_keys, config_folder
+from softattn_lm.config.trust import require_trusted, trust_typed
+from softattn_lm.errors import UserError
+from softattn_lm.runs import runs_folder, valid_name
+from softattn_lm.training.console import plain_console
+
+# What a run executes on and what is written down: it may differ between two calls of the same command.
+_EXECUTION = ("logger", "trainer", "training.num_workers")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+
+def run(cfg: dict[str, Any], words: list[str], typed: list[str]) -> None:
+    """`typed`: settings of `train`, of which one may name the arms. Raises UserError before anything runs; SystemExit
+    with 1 if a run failed, with 130 or 143 after a signal.
+    """
+    settings = section(AblateSettings, cfg)
+    execution = [word for word in typed if _key(word).startswith(_EXECUTION)]
+    others = [word for word in typed if word not in execution and _key(word) != "trust"]
+    plan, said = asked(settings, words, others)
+    folder = runs_folder(settings.runs) / plan.name
+    if settings.dry_run:
+        _dry_run(plan, folder, settings, execution)
+        return
+    if settings.save_as is not None:
+        plan = _saved(plan, said, settings.save_as)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder, _say) as lock:
+        result = _work(_begun(plan, folder), folder, settings, execution, lock)
+    _report(folder, result)
+
+
+def asked(settings: AblateSettings, words: Sequence[str], typed: list[str]) -> tuple[Plan, dict[str, Any]]:
+    """The plan of what was typed, and the question as its file or the command line states it."""
+    if len(words) > 1:
+        raise UserError(f"ablate asks one question at a time, but {len(words)} came: {' '.join(words)}")
+    arms, base = question.typed_arms(typed)
+    if words and arms:
+        raise UserError(f"{words[0]} names its arms itself; leave out the values after {next(iter(arms))}")
+    if not words and not arms:
+        raise UserError("name a question, or arms such as attention=sdpa,linear; ablate --help lists what there is")
+    name, said, sha256, file = question.read_question(words[0]) if words else ("", {"arms": arms}, None, None)
+    given = {key: getattr(settings, key) for key in question.KEYS if key not in ("arms", "base")}
+    said = said | {key: value for key, value in given.items() if value is not None}
+    if settings.trials is not None:
+        tune = said.get("tune")
+        said["tune"] = (tune if isinstance(tune, dict) else {}) | {"trials": settings.trials}
+    plan = question.make_plan(said, base, name, sha256, file)
+    chosen = settings.name or settings.save_as or name or question.short_name(plan)
+    plan = replace(plan, name=valid_name(chosen), seeds_at_start=plan.seeds)
+    if not words:
+        trust_typed([f"{_key(w)}={encode(w.partition('=')[2])}" for arm in plan.arms.values() for w in arm])
+    for word in (word for arm in plan.arms.values() for word in arm):
+        if _key(word) == "attention.target":
+            require_trusted(word.partition("=")[2])
+    return plan, said
+
+
+def composed(words: Sequence[str]) -> dict[str, Any]:
+    """The checked config of `train` for settings as they are typed."""
+    command, folder = COMMANDS["train"], config_folder()
+    known = {*(key for key, _, _ in commented_keys(folder / "train.yaml")), *command_groups(folder, "train")}
+    return check(compose("train", sort(command, list(words), known).overrides, folder), command.settings)
+
+
+def _key(word: str) -> str:
+    return word.partition("=")[0].lstrip("+")
+
+
+def _say(line: str) -> None:
+    plain_console().print(line, soft_wrap=True)
+
+
+def _saved(plan: Plan, said: dict[str, Any], name: str) -> Plan:
+    path = Path(f"{valid_name(name)}.yaml")
+    if not path.exists():
+        question.save(plan, said, path)
+        _say(f"{path} asks this question again: ablate {path}")
+    text = path.read_text(encoding="utf-8")
+    return replace(plan, question_file=str(path), sha256=hashlib.sha256(text.encode()).hexdigest())
+
+
+def _begun(plan: Plan, folder: Path) -> Plan:
+    """Agreed with what was planned before, if anything was; written down either way."""
+    if not (folder / FILE).is_file():
+        for arm in plan.arms:  # a fault in the settings is told before anything is made
+            Configs(plan, composed).of(arm, plan.sizes[0])
+        plan.write(folder)
+        journal.append(folder, "planned", seeds=plan.seeds, arms=list(plan.arms), sha256=plan.sha256)
+        return plan
+    before = Plan.read(folder)
+    merged, events = agreed(before, plan)
+    rows = journal.read(folder, "edited")
+    for event in events:
+        if event["event"] == "edited":
+            _say("the question has been edited since its first run, and goes on as it was planned; name= starts anew")
+            for key, (was, now) in event["changes"].items():
+                _say(f"  {key} was {was} and is now {now}")
+            if rows and rows[-1]["sha256"] == event["sha256"] and rows[-1]["changes"] == event["changes"]:
+                continue
+        else:
+            _say(f"{event['event'].replace('_', ' ')}: {', '.join(map(str, event.get('arms', event.get('seeds'))))}")
+        journal.append(folder, **event)
+    merged.write(folder)
+    return merged
+
+
+def _work(plan: Plan, folder: Path, settings: AblateSettings, execution: list[str], lock: int | None) -> Result:
+    configs = Configs(plan, composed, execution)
+    first = configs.of(plan.baseline, plan.sizes[0])
+    slots = _slots(settings, first)
+    modules = ["wandb"] if first["logger"]["name"] == "wandb" else []
+    here = Local(folder, folder.parent, slots, execution, modules, lock)
+    executor: Any = here
+    try:
+        plan, costs, unfit = _measured(plan, configs, folder, here)
+        configs = Configs(plan, composed, execution)
+        for residual in matching.residuals(plan, costs):
+            _say(str(residual))
+        if settings.executor == "print":
+            return _printed(plan, folder, configs, execution)
+        if settings.executor != "local":
+            here.close()
+            executor = _submitit(settings, folder, execution, first)
+        seconds = {
+            (size, arm): c["steps"] * c["seconds_per_step"] for size, arms in costs.items() for arm, c in arms.items()
+        }
+        with _counted_signals() as stops, Progress(seconds, len(slots)) as progress:
+            planner = Planner(plan, folder, configs, executor, progress, lambda: len(stops), unfit)
+            result = planner.run()
+            if stops:
+                _say(f"{result.finished} runs are finished, {result.left} left; the same command goes on")
+                raise SystemExit(128 + (signal.SIGINT if stops[0] == signal.SIGINT else signal.SIGTERM))
+            return result
+    finally:
+        executor.close()
+        here.close()
+
+
+def _slots(settings: AblateSettings, cfg: dict[str, Any]) -> list[Slot]:
+    devices, accelerator = cfg["trainer"]["devices"], cfg["trainer"]["accelerator"]
+    processors = graphics_processors() if accelerator in ("auto", "gpu") else []
+    per_run = devices if isinstance(devices, int) else max(1, len(processors))
+    return make_slots(settings.slots, settings.threads, per_run, bool(processors))
+
+
+def _measured(plan: Plan, configs: Configs, folder: Path, here: Local) -> tuple[Plan, matching.Costs, dict[str, str]]:
+    """Every arm measured alone, and the plan with what makes arms alike; arms that cannot be built, and why."""
+    runs = str(here.runs)
+    costs, unfit = matching.measure_all(configs, folder, runs, here.measure)
+    if plan.baseline in unfit:
+        raise UserError(f"the baseline cannot be trained: {unfit[plan.baseline]}")
+    adjusted = matching.match(matching.on_ladder(plan, costs), configs, costs)
+    # What was adjusted before the first run stays, whatever this machine measures today.
+    kept = {s: adjusted.matched.get(s, {}) | plan.matched.get(s, {}) for s in adjusted.matched | plan.matched}
+    if kept == plan.matched:
+        return plan, costs, unfit
+    plan = replace(plan, matched=kept)
+    if plan.ladder is not None and plan.match != "none":
+        plan = replace(plan, matched=_again(plan, configs, folder, here))
+    configs = Configs(plan, configs.compose, configs.execution)
+    costs, more = matching.measure_all(configs, folder, runs, here.measure)
+    if (folder / FILE).is_file():
+        plan.write(folder)
+        matching.log_matched(folder, plan, costs)
+    return plan, costs, unfit | more
+
+
+def _again(plan: Plan, configs: Configs, folder: Path, here: Local) -> dict[str, dict[str, list[str]]]:
+    """Matched once more where the ladder has changed the steps that are matched."""
+    configs = Configs(plan, configs.compose, configs.execution)
+    costs, _ = matching.measure_all(configs, folder, str(here.runs), here.measure)
+    return matching.match(plan, configs, costs).matched
+
+
+def _submitit(settings: AblateSettings, folder: Path, execution: list[str], cfg: dict[str, Any]) -> Any:
+    from softattn_lm.ablation.executors.slurm import Submitit
+
+    devices = cfg["trainer"]["devices"]
+    return Submitit(
+        folder,
+        folder.parent,
+        execution,
+        cluster="slurm" if settings.executor == "slurm" else "local",
+        slots=settings.slots,
+        threads=settings.threads or 1,
+        gpus=devices if isinstance(devices, int) and cfg["trainer"]["accelerator"] in ("auto", "gpu") else 0,
+        parameters=settings.slurm,
+        waits=settings.wait,
+    )
+
+
+def _printed(plan: Plan, folder: Path, configs: Configs, execution: list[str]) -> Result:
+    from softattn_lm.ablation.executors.printed import commands
+
+    stages = Stages(plan, folder, configs)
+    waiting = stages.needed()
+    for line in commands(folder, waiting, configs, execution):
+        print(line)
+    return Result(left=len(stages.known()) - len(waiting) if waiting else 0, stopped=bool(waiting))
+
+
+def _dry_run(plan: Plan, folder: Path, settings: AblateSettings, execution: list[str]) -> None:
+    if (folder / FILE).is_file():
+        plan, _ = agreed(Plan.read(folder), plan)
+    configs = Configs(plan, composed, execution)
+    slots = _slots(settings, configs.of(plan.baseline, plan.sizes[0]))
+    with tempfile.TemporaryDirectory() as scratch:
+        # Token files are kept where the runs will look for them.
+        place = folder if (folder / FILE).is_file() else Path(scratch) / plan.name
+        here = Local(place, folder.parent, slots, execution)
+        try:
+            plan, costs, unfit = _measured(plan, configs, place, here)
+        finally:
+            here.close()
+        stages = Stages(plan, folder, Configs(plan, composed, execution))
+        show_dry_run(plan, stages, costs, unfit, len(slots), matching.residuals(plan, costs))
+
+
+def _report(folder: Path, result: Result) -> None:
+    if result.stopped:
+        return
+    if find_spec("softattn_lm.ablation.report") is not None and result.finished:
+        report: Any = import_module("softattn_lm.ablation.report")
+        report.write(folder)
+        _say(f"the report: {folder / 'report.md'}")
+    for run, reason in result.failed.items():
+        _say(f"failed: {run}: {reason}")
+    if result.failed:
+        raise SystemExit(1)
+
+
+@contextmanager
+def _counted_signals() -> Iterator[list[int]]:
+    """The signals that came and end the ablation; a handler that raised would meet the planner anywhere."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.signal(number, lambda got, _: received.append(got)) for number in _SIGNALS}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,114 @@
+"""How far an ablation is, over all of its runs: a bar on a terminal, a plain line about every ten seconds elsewhere; and
+what a dry run prints.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from statistics import median
+from types import TracebackType
+from typing import Any
+
+from softattn_lm.ablation.jobs import Job
+from softattn_lm.ablation.matching import Costs, Residual
+from softattn_lm.ablation.plan import Plan
+from softattn_lm.ablation.stages import Stages
+from softattn_lm.training.console import plain_console
+from softattn_lm.training.progress import SECONDS_BETWEEN_LINES, duration
+
+
+class Progress:
+    """seconds: of a run, by size and arm, as measured alone; what runs really take corrects it as they end."""
+
+    def __init__(self, seconds: dict[tuple[str | None, str], float], slots: int) -> None:
+        self.seconds, self.slots = seconds, slots
+        self.console = plain_console()
+        self._began: dict[str, float] = {}
+        self._ratios: list[float] = []
+        self._spoke = float("-inf")
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        if self.console.is_terminal:
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+            from rich.progress import Progress as Bar
+
+            columns = [TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[said]}")]
+            self._bar = Bar(*columns, console=self.console, transient=True)
+            self._task = self._bar.add_task("", total=None, said="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def update(self, jobs: list[Job], done: set[str], running: dict[str, float]) -> None:
+        now = time.monotonic()
+        for job in jobs:
+            if job.path in done and (since := self._began.pop(job.path, None)) is not None:
+                self._ratios.append((now - since) / max(1e-3, self._expected(job)))
+        self._began |= running
+        left = duration(self.left(jobs, done, running, now))
+        if self._bar is not None:
+            said = f"{len(running)} running  {left} left"
+            self._bar.update(self._task, total=len(jobs), completed=len(done), said=said)
+        elif now - self._spoke >= SECONDS_BETWEEN_LINES:
+            self._spoke = now
+            self.say(f"{len(done)} of {len(jobs)} runs done, {len(running)} running, {left} left")
+
+    def say(self, line: str) -> None:
+        self.console.print(line, soft_wrap=True)
+
+    def left(self, jobs: Sequence[Job], done: set[str], running: dict[str, float], now: float) -> float:
+        """Seconds until all runs have ended, as far as they are known."""
+        slower = median(self._ratios) if self._ratios else 1.0
+        total = 0.0
+        for job in jobs:
+            if job.path not in done:
+                spent = now - running[job.path] if job.path in running else 0.0
+                total += max(0.0, slower * self._expected(job) - spent)
+        return total / max(1, self.slots)
+
+    def _expected(self, job: Job) -> float:
+        known = [*self.seconds.values()] or [1.0]
+        return self.seconds.get((job.size, job.arm), median(known))
+
+
+def show_dry_run(
+    plan: Plan, stages: Stages, costs: Costs, unfit: dict[str, str], slots: int, residuals: Sequence[Residual]
+) -> None:
+    """One row per arm and size, and how long all of it takes on this machine."""
+    from rich.table import Table
+
+    table = Table(title=plan.question or plan.name)
+    for head in ("arm", "parameters", "FLOPs/token", "executed", "memory", "tokens/s", "steps", "runs", "minutes"):
+        table.add_column(head, justify="left" if head == "arm" else "right")
+    jobs = [job for job in stages.known() if job.arm not in unfit]
+    minutes = 0.0
+    for size, arms in costs.items():
+        for arm, cost in arms.items():
+            runs = sum(job.arm == arm and job.size == size for job in jobs)
+            each = cost["steps"] * cost["seconds_per_step"] / 60
+            minutes += runs * each
+            table.add_row(
+                arm if size is None else f"{arm} {size}", f"{cost['parameters_without_embeddings']:,}",
+                f"{cost['flops_per_token']:,}", f"{cost['executed_flops_per_token']:,.0f}",
+                f"{cost['peak_memory_bytes'] / 2**20:,.0f} MiB", f"{cost['tokens_per_second']:,.0f}",
+                f"{cost['steps']:,}", str(runs), f"{runs * each:.1f}",
+            )  # fmt: skip
+    console = plain_console()
+    console.print(table)
+    for arm, reason in unfit.items():
+        console.print(f"{arm}: {reason}", soft_wrap=True)
+    for residual in residuals:
+        console.print(str(residual), soft_wrap=True)
+    done = sum(stages.outcome(job).end in ("finished", "diverged") for job in jobs)
+    said = f"{len(jobs)} runs, {done} of them done; all take about {minutes / slots:.1f} minutes in {slots} slot(s)"
+    if plan.budget_minutes is not None:
+        said += f"; the budget is {plan.budget_minutes:g} minutes"
+    console.print(f"{said}. Nothing was trained.", soft_wrap=True)

@@ -1,0 +1,208 @@
+"""`benchmark generate`: greedy tokens per second of GPT-2-style models beside transformers, a bare loop and the limit.
+
+All have the same shape, prompt and number of new tokens, and a cache; the time is that of the whole call, reading the
+prompt included.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from softattn_lm.attention.kernels.sdpa import SDPA
+from softattn_lm.attention.projections import Separate
+from softattn_lm.attention.scale import InverseSqrt
+from softattn_lm.attention.visibility import Causal
+from softattn_lm.commands.comparison import Report, Row, interleaved, seconds_of
+from softattn_lm.commands.limits import read_bandwidth
+from softattn_lm.config.settings import BenchmarkSettings
+from softattn_lm.errors import UserError
+from softattn_lm.model.decoder import DecoderLM
+from softattn_lm.model.generate import generate, in_bfloat16
+from softattn_lm.position.base import Position
+from softattn_lm.position.learned import Learned
+from softattn_lm.position.rotary import Rotary
+
+VOCABULARY, CONTEXT, PROMPT, NEW = 65, 256, 16, 200
+WINDOW, SHORT, LONG = 64, 256, 4096  # of the model that writes beyond its context
+
+
+class Case(NamedTuple):
+    layers: int
+    width: int
+    batch: int
+    target: float
+    half: bool = False
+
+
+CASES = [Case(4, 128, 1, 5.0), Case(6, 384, 1, 1.4), Case(6, 384, 1, 2.0, half=True), Case(4, 128, 16, 3.0)]
+
+
+def benchmark(settings: BenchmarkSettings, file: Path) -> None:
+    """Prints a table and writes every figure to `file`. Raises UserError without transformers."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise UserError("benchmark generate compares with transformers; pip install 'softattn_lm[bench]'") from error
+    transformers.logging.set_verbosity_error()
+    report = Report(vars(settings), file)
+    report.open()
+    rows = [_beyond_the_context(settings, report.found)]
+    rows += [_compare(case, settings) for case in CASES]
+    report.close(rows)
+
+
+def gpt2_style(layers: int, width: int, position: type[Position] = Learned, window: int | None = None) -> DecoderLM:
+    """The shape that is compared: heads of 32 at width 128, of 64 above, as nanoGPT's two small models."""
+    return DecoderLM(
+        vocab_size=VOCABULARY,
+        context=CONTEXT,
+        n_layer=layers,
+        n_head=_heads(width),
+        d_model=width,
+        attention=SDPA,
+        scale=InverseSqrt,
+        position=position,
+        mask=Causal(window),
+        projections=Separate,
+        norm="layer",
+        mlp="gelu_tanh",
+        bias=True,
+        tie_head=True,
+        init="gpt2",
+    ).eval()
+
+
+def _heads(width: int) -> int:
+    return 4 if width == 128 else width // 64
+
+
+def _compare(case: Case, settings: BenchmarkSettings) -> Row:
+    layers, width, batch, target, half = case
+    model = gpt2_style(layers, width)
+    bare = partial(bare_loop, gpt2_style(layers, width), batch)
+    peer = _transformers(layers, width, batch)
+    ours = partial(_write, in_bfloat16(model) if half else model, NEW, batch)
+    runs: dict[str, Callable[[], object]] = {
+        "ours": ours,
+        "transformers": peer,
+        "transformers, static": partial(peer, **_static()),
+        "bare loop": bare,
+    }
+    tokens = NEW * batch
+    found = interleaved({name: partial(_rate, run, tokens) for name, run in runs.items()}, settings.repeats)
+    name = f"{layers} x {width}, batch {batch}{', bfloat16' if half else ''}"
+    limit = bandwidth_limit(model, batch)
+    return Row(name, "tokens/s", found.pop("ours"), found, "transformers", target, limit)
+
+
+def _rate(run: Callable[[], object], tokens: int) -> float:
+    return tokens / seconds_of(run)
+
+
+def _write(model: DecoderLM, new: int, batch: int) -> None:
+    for _ in generate(model, [1] * PROMPT, max_new_tokens=new, temperature=0, n=batch):
+        pass
+
+
+def bandwidth_limit(model: DecoderLM, batch: int) -> float:
+    """Tokens per second if a step did nothing but read every weight once, and each sample's cache half full."""
+    weights = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if "position" not in name)
+    cached = batch * (PROMPT + NEW // 2) * model.cache_bytes_per_token()
+    return batch * read_bandwidth(weights + cached) / (weights + cached)
+
+
+def _transformers(layers: int, width: int, batch: int) -> Callable[..., object]:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_positions=CONTEXT,
+        n_embd=width,
+        n_layer=layers,
+        n_head=_heads(width),
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    model = GPT2LMHeadModel(config).eval()
+    prompt = torch.ones(batch, PROMPT, dtype=torch.long)
+    given: dict[str, Any] = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": NEW, "do_sample": False}
+
+    def write(**more: Any) -> None:
+        ids = model.generate(prompt, **given, **more)
+        assert ids.shape == (batch, PROMPT + NEW)
+
+    return write
+
+
+def _static() -> dict[str, Any]:
+    """transformers' static cache, with its compiled step where there is a C++ compiler."""
+    from transformers import CompileConfig
+
+    if shutil.which("g++") is None:
+        return {"cache_implementation": "static"}
+    compiled = CompileConfig(fullgraph=False, mode="default", dynamic=False)
+    compiled._compile_all_devices = True  # type: ignore[assignment]  # elsewhere than on a GPU it has to be asked for twice
+    return {"cache_implementation": "static", "compile_config": compiled}
+
+
+@torch.inference_mode()
+def bare_loop(model: DecoderLM, batch: int) -> Tensor:
+    """The same model and tokens as plainly as torch can say it: functions of tensors, a cache made once, no class."""
+    heads = _heads(model.embed.embedding_dim)
+    named = dict(model.named_parameters())
+    cache = torch.zeros(model.n_layer, 2, batch, heads, CONTEXT, model.embed.embedding_dim // heads)
+    layers = []
+    for layer in range(model.n_layer):
+        parts = ("attention_norm", "attention.projections.qkv", "attention.out", "mlp_norm", "mlp.up", "mlp.down")
+        layers.append([named[f"blocks.{layer}.{part}.{kind}"] for part in parts for kind in ("weight", "bias")])
+
+    def step(ids: Tensor, start: int) -> Tensor:
+        end = start + ids.shape[1]
+        x = F.embedding(ids, named["embed.weight"]) + named["positions.0.table"][start:end]
+        for (g1, b1, qkv, qkv_b, out, out_b, g2, b2, up, up_b, down, down_b), (keys, values) in zip(
+            layers, cache, strict=True
+        ):
+            h = F.linear(F.layer_norm(x, g1.shape, g1, b1), qkv, qkv_b)
+            q, k, v = h.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+            keys[:, :, start:end], values[:, :, start:end] = k, v
+            y = F.scaled_dot_product_attention(q, keys[:, :, :end], values[:, :, :end], is_causal=start == 0)
+            x = x + F.linear(y.transpose(1, 2).flatten(2), out, out_b)
+            h = F.gelu(F.linear(F.layer_norm(x, g2.shape, g2, b2), up, up_b), approximate="tanh")
+            x = x + F.linear(h, down, down_b)
+        x = F.layer_norm(x[:, -1:], g1.shape, named["final_norm.weight"], named["final_norm.bias"])
+        return F.linear(x, named["embed.weight"]).argmax(-1)
+
+    text = [step(torch.ones(batch, PROMPT, dtype=torch.long), 0)]
+    for start in range(PROMPT, PROMPT + NEW - 1):
+        text.append(step(text[-1], start))
+    return torch.cat(text, dim=1)
+
+
+def _beyond_the_context(settings: BenchmarkSettings, found: dict[str, Any]) -> Row:
+    """Seconds per token of a long text beside those of a short one; memory is what the process grew by."""
+    model = gpt2_style(4, 128, Rotary, WINDOW)
+    short, long = (partial(_write, model, new, 1) for new in (SHORT, LONG))
+    short()
+    before = _peak()
+    long()
+    found["long text grew the process by, bytes"] = _peak() - before
+    cases = {"long": partial(_rate, long, LONG), "short": partial(_rate, short, SHORT)}
+    rates = interleaved(cases, settings.repeats)
+    what = f"{SHORT} -> {LONG} new tokens, window {WINDOW}"
+    return Row(what, "tokens/s", rates["long"], {f"{SHORT} tokens": rates["short"]}, f"{SHORT} tokens", 0.95)
+
+
+def _peak() -> int:
+    """Bytes. macOS counts in bytes, Linux in KiB."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

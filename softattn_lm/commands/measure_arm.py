@@ -1,0 +1,109 @@
+"""What one arm of an ablation costs, measured in a process of its own while nothing else of the ablation runs.
+
+in    a yaml file {"config": the arm's settings}
+out   a json file: sizes (see training/describe.py), executed floating point operations per token (torch's counter,
+      over a forward and backward pass), decode bytes per token, tokens/s, seconds per step and peak memory
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from softattn_lm.runs import write_json
+
+WARM_UP, LEAST, MOST = 2, 5, 200  # steps
+SECONDS = 1.0  # of timed steps, if LEAST are done
+
+
+def measure_arm(job: Path, out: Path) -> None:
+    from softattn_lm.commands.sweep import read_job
+
+    write_json(out, measured(read_job(str(job))))
+
+
+def measured(cfg: dict[str, Any]) -> dict[str, Any]:
+    """One device of this machine, the arm's batch and context, on tokens of its own training text."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from softattn_lm.config.build import build
+    from softattn_lm.config.settings import TrainerSettings, TrainingSettings
+    from softattn_lm.data.module import MicroBatches
+    from softattn_lm.training.budget import max_steps
+    from softattn_lm.training.describe import describe
+    from softattn_lm.training.run import prepared_data
+
+    trainer, training = TrainerSettings(**cfg["trainer"]), TrainingSettings(**cfg["training"])
+    device = torch.device("cuda" if trainer.accelerator in ("auto", "gpu") and torch.cuda.is_available() else "cpu")
+    prepared = prepared_data(cfg)
+    steps = max_steps(cfg, prepared.splits["train"].n_tokens)
+    resting = _memory(device, reset=True)
+    model = build(cfg["model"], vocab_size=prepared.tokenizer.vocab_size, seed=cfg["seed"]).to(device)
+    optimizer = build(cfg["optimizer"])(model.parameter_roles())
+    data = MicroBatches(
+        prepared.splits["train"], model.context, cfg["seed"], cfg["data"].get("sampling", "permuted"),
+        cfg["batch_size"], training.accumulate, 0, 1, model.packs_documents,
+    )  # fmt: skip
+    batches = [[tensor.to(device) for tensor in data[index]] for index in range(training.accumulate)]
+
+    def passes() -> None:
+        for tokens, *documents in batches:
+            logits = model(tokens[:, :-1], documents=documents[0] if documents else None)
+            torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten()).backward()
+
+    def step() -> None:
+        passes()
+        optimizer.step()
+        optimizer.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    sizes = describe(model, cfg["batch_size"], steps)
+    for _ in range(WARM_UP):
+        step()
+    spent: list[float] = []
+    while len(spent) < LEAST or (sum(spent) < SECONDS and len(spent) < MOST):
+        began = time.perf_counter()
+        step()
+        spent.append(time.perf_counter() - began)
+    peak = _memory(device)
+    with FlopCounterMode(display=False) as counter:
+        passes()
+    seconds = float(np.median(spent))
+    return sizes | {
+        "executed_flops_per_token": counter.get_total_flops() / sizes["tokens_per_step"],
+        "decode_bytes_per_token": model.cache_bytes_per_token(),
+        "decode_state_bytes": model.cache_state_bytes(),
+        "seconds_per_step": seconds,
+        "tokens_per_second": sizes["tokens_per_step"] / seconds,
+        "peak_memory_bytes": peak - (resting if device.type == "cpu" else 0),
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        "timed_steps": len(spent),
+        "mlp_width": next((b.mlp.up.out_features for b in model.layers if b.mlp is not None), None),
+    }
+
+
+def _memory(device: Any, reset: bool = False) -> int:
+    """Bytes: the largest that were held since the last reset, of this process on a CPU (Linux; elsewhere since it
+    began)."""
+    import torch
+
+    if device.type == "cuda":
+        if reset:
+            torch.cuda.reset_peak_memory_stats()
+        return int(torch.cuda.max_memory_allocated())
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        import resource
+        import sys
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    line = next(line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,265 @@
+"""A stranger's run, checkpoint, tokenizer or text: it runs nothing, asks for no more memory than it has, and shows as
+text."""
+
+import io
+import resource
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from softattn_lm import cli
+from softattn_lm.config import build as building
+from softattn_lm.config.stored import require_harmless, stored_run
+from softattn_lm.errors import UserError, visible
+from softattn_lm.runs import read_config
+from softattn_lm.training.console import plain_console
+from tests.hostile.files import edits, files, laughs
+from tests.hostile.nodes import dead_nodes, live_nodes
+from tests.tiny_run import tiny_train
+
+NODES = [*live_nodes(Path("/tmp/softattn-canary-of-names")), *dead_nodes()]
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run folder that works; never changed."""
+    return tiny_train(tmp_path_factory.mktemp("good"), "name=good", "steps=2", "training.telemetry=false")
+
+
+@pytest.fixture
+def run(good: Path, tmp_path: Path) -> Path:
+    """A copy to spoil, the only run of its folder."""
+    folder = tmp_path / "runs" / "stranger"
+    shutil.copytree(good, folder)
+    return folder
+
+
+@pytest.fixture
+def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Nothing may make it. The current folder holds code that would, if it were imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("softattn_lm.config.trust.trust_file", lambda: tmp_path / "config" / "trusted.txt")
+    monkeypatch.delenv("SOFTATTN_TRUSTED", raising=False)
+    (tmp_path / "evil.py").write_text("from pathlib import Path\nPath('canary').touch()\nclass Evil: ...\n")
+    return tmp_path / "canary"
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line with which a command line is refused."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        cli.main(words[0], list(words[1:]))
+    said = capsys.readouterr()
+    assert (stop.value.code, said.out) == (2, ""), said.err
+    assert said.err.startswith("error: ") and said.err.count("\n") == 1, said.err
+    return said.err
+
+
+def respoil(run: Path, change: Any) -> None:
+    path = run / "checkpoints" / "last.ckpt"
+    saved = torch.load(path, weights_only=True)
+    change(saved)
+    torch.save(saved, path)
+
+
+def readers(run: Path) -> list[list[str]]:
+    runs = f"runs={run.parent}"
+    return [["sample", "stranger", runs, "max_new_tokens=2", "--", "a"], ["evaluate", "stranger", runs, "text=abcabc"]]
+
+
+def test_the_copy_is_read_as_long_as_nobody_spoils_it(run: Path, canary: Path) -> None:
+    for words in readers(run):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(words[0], words[1:])
+        assert stop.value.code == 0
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_no_node_in_a_checkpoint_runs_anything(
+    name: str, run: Path, canary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = (live_nodes(canary) | dead_nodes())[name]
+    places = [
+        lambda model: model.update(attention=node),
+        lambda model: model["attention"].update(unknown=[1, [node]]),
+        lambda model: model["mask"].update(window={"inner": node}),
+        lambda model: model.update(layers=[node]),
+    ]
+    original = (run / "checkpoints" / "last.ckpt").read_bytes()
+    for place in places:
+        (run / "checkpoints" / "last.ckpt").write_bytes(original)
+        respoil(run, lambda saved, place=place: place(saved["softattn"]["config"]["model"]))
+        said = refused(capsys, *readers(run)[0])
+    assert not canary.exists() and not Path("canary").exists()
+    if name == "code nobody trusted":
+        (run / "checkpoints" / "last.ckpt").write_bytes(original)
+        respoil(run, lambda saved: places[0](saved["softattn"]["config"]["model"]))
+        said = refused(capsys, *readers(run)[1])
+        assert "add trust=evil.py:Evil to this command once" in said and not canary.exists()
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_no_node_in_a_run_folder_runs_anything_when_the_run_is_continued_or_forked(
+    name: str, run: Path, canary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = read_config(run)
+    node = (live_nodes(canary) | dead_nodes())[name]
+    for key in ("model", "data", "tokenizer", "optimizer"):
+        (run / "config.yaml").write_text(yaml.safe_dump(config | {key: node}))
+        refused(capsys, "train", "resume=stranger", f"runs={run.parent}", "steps=4")
+    refused(capsys, "train", "fork=stranger@2", f"runs={run.parent}", "steps=4")
+    assert not canary.exists() and not Path("canary").exists()
+    assert [folder.name for folder in run.parent.iterdir()] == ["stranger"]
+
+
+@pytest.mark.parametrize("name", live_nodes(Path("/tmp/softattn-canary-of-names")))
+def test_each_of_these_nodes_is_alive_under_hydra_alone(name: str, tmp_path: Path) -> None:
+    """Otherwise the tests above would show nothing."""
+    from hydra.utils import instantiate
+
+    instantiate(live_nodes(tmp_path / "canary")[name])
+    assert (tmp_path / "canary").exists()
+
+
+def test_without_the_allow_list_our_builder_would_run_them_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = live_nodes(tmp_path / "canary")["torch.load"]
+    with pytest.raises(UserError, match="not built"):
+        building.build(node)
+    assert not (tmp_path / "canary").exists()
+    monkeypatch.setattr(building, "require_allowed", lambda path, target: None)
+    monkeypatch.setattr(building, "check_node", lambda path, node, given: node)
+    building.build(node)
+    assert (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize("name", edits())
+def test_a_checkpoint_that_is_not_what_it_should_be_is_one_line(
+    name: str, run: Path, canary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    respoil(run, edits()[name])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for words in readers(run):
+        said = refused(capsys, *words)
+        assert "last.ckpt" in said and len(said) < 800
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024  # MiB; a width of 4096 takes 1,600
+    assert grown < 300 or sys.platform != "linux"
+
+
+def test_a_file_that_is_no_checkpoint_is_one_line_and_runs_nothing(
+    run: Path, canary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run / "checkpoints" / "last.ckpt"
+    for name, data in files(path.read_bytes(), canary).items():
+        path.write_bytes(data)
+        for words in [*readers(run), ["train", "resume=stranger", f"runs={run.parent}", "steps=4"]]:
+            assert "last.ckpt" in refused(capsys, *words), name
+    assert not canary.exists()
+
+
+BAD_CONFIGS = {
+    "no yaml": "a: [",
+    "words": "just words",
+    "a tag": "!!python/object/apply:os.system ['touch canary']",
+    "an object": "model: !!python/name:os.system",
+    "bytes": b"\xff\xfe\x00",
+    "nested": "[" * 5000,
+    "laughs": "a: &a [x,x,x,x,x,x,x,x,x]\n"
+    + "".join(f"{n}: &{n} [*{p}{f',*{p}' * 8}]\n" for p, n in zip("abcdefghij", "bcdefghijk", strict=True)),
+    "a date": "model: 2020-01-01",
+    "a date that is none": "model: 2020-13-45",
+    "a set": "model: !!set {a, b}",
+    "binary": "model: !!binary aGVsbG8=",
+    "a number of ten thousand digits": "lr: " + "9" * 10_000,
+    "a list for a key": "? [a, b]\n: c",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("name", BAD_CONFIGS)
+def test_a_config_that_is_no_config_is_one_line(
+    name: str, run: Path, canary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = BAD_CONFIGS[name]
+    (run / "config.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert "config.yaml" in refused(capsys, "train", "resume=stranger", f"runs={run.parent}", "steps=4")
+    assert not canary.exists()
+
+
+def test_a_stored_config_holds_plain_values_and_no_interpolation_but_in_names(good: Path) -> None:
+    config = read_config(good)
+    assert stored_run(config, "c") == config
+    config["data"]["path"] = "${oc.env:HOME}/a.txt"  # a name like any other: it is resolved nowhere
+    assert stored_run(config, "c")["data"]["path"] == "${oc.env:HOME}/a.txt"
+    for value, said in (("${x}", "interpolation"), ((1,), "tuple"), ({1: 2}, "no text"), (laughs(), "nests")):
+        with pytest.raises(UserError, match=said):
+            require_harmless({"lr": value}, "c")
+
+
+@pytest.mark.parametrize("name", ["../up", "a/../b", "/etc/x", "..", "a\x1b[31mb", "a\nb", "a\u202eb", "a\0b"])
+def test_a_name_of_a_run_leaves_no_folder_and_sends_nothing_to_the_terminal(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = refused(capsys, "train", f"name={name}", "runs=here", "steps=1")
+    assert "\x1b" not in said and "\u202e" not in said
+    assert not list(tmp_path.rglob("*ckpt"))
+
+
+ESCAPES = "a\x1b[2Jb\x9b31m\x07\u202e[red]x[/red]<script>:smile:\r\x08"
+
+
+def test_text_of_others_shows_as_text_on_a_terminal() -> None:
+    assert visible("é日🙂\n\tx\u00a0y") == "é日🙂\n\tx\u00a0y"
+    shown = visible(ESCAPES)
+    assert shown == r"a\x1b[2Jb\x9b31m\x07\u202e[red]x[/red]<script>:smile:\r\x08"
+    from rich.table import Table
+    from rich.text import Text
+
+    for renderable in (ESCAPES, Text(ESCAPES), Table(ESCAPES, title=ESCAPES)):
+        console = plain_console()
+        console.file, console._force_terminal, console.width = io.StringIO(), True, 200
+        console.print(renderable)
+        said = console.file.getvalue()
+        assert r"\x1b[2J" in said and "[red]x[/red]" in said and ":smile:" in said
+        assert not any(c in said for c in ("\x1b[2J", "\x9b", "\x07", "\u202e", "\x08"))
+
+
+def test_a_path_and_a_warning_with_control_characters_are_shown_as_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert r"\x1b[31mx.txt" in refused(capsys, "prepare_data", "data=text_file", "data.path=\x1b[31mx.txt")
+    Path("\x1b[31mx.txt").write_text("\ufeffabcdefghij" * 20)
+    with pytest.warns(UserWarning) if False else pytest.raises(SystemExit) as stop:
+        monkeypatch.setattr("warnings.filters", [])
+        cli.main("prepare_data", ["data=text_file", "data.path=\x1b[31mx.txt", "tokenizer=char"])
+    said = capsys.readouterr()
+    assert stop.value.code == 0 and "\x1b" not in said.out + said.err
+    assert r"warning: \x1b[31mx.txt begins with a byte order mark" in said.err
+
+
+def test_a_sample_with_control_sequences_shows_as_text_on_a_terminal_and_as_it_is_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from softattn_lm.commands.sample import shown
+
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert shown("a\x1b[31m") == r"a\x1b[31m"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: False)
+    assert shown("a\x1b[31m") == "a\x1b[31m"
+
+
+def test_nothing_in_the_package_unpickles_or_asks_for_remote_code() -> None:
+    package = Path(cli.__file__).parent
+    for file in package.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        for word in ("pickle.load", "allow_pickle", "trust_remote_code=True", "weights_only=False", "yaml.load(", "eval(c"):
+            assert word not in text, f"{file}: {word}"
+        assert text.count("torch.load(") == text.count("weights_only=True)") or "torch.load(" not in text, file
