@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT))  # as a command, Python has put the folder of this file there
 
-from tests.planted_faults import FAULTS, Fault  # noqa: E402
+from tests.fault import Fault  # noqa: E402
+from tests.planted_faults import FAULTS  # noqa: E402
 
 NEEDED = ("softattn_lm", "configs", "tests", "pyproject.toml")
 AT_ONCE = 2  # each runs on one core

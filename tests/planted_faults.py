@@ -2,30 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Fault:
-    """In `file`, `old` (found exactly once) becomes `new`; then `test` must fail."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    test: str
-
-
-ATTENTION, KERNELS = "softattn_lm/attention", "softattn_lm/attention/kernels"
-MODEL, POSITION = "softattn_lm/model", "softattn_lm/position"
-
-
-def contract(variant: str, name: str) -> str:
-    return f"tests/test_contract.py::test_the_contract_holds[{variant}-{name}]"
-
-
-def formulas(topic: str, name: str) -> str:
-    return f"tests/test_formulas{topic}.py::{name}"
+from tests.fault import ATTENTION, KERNELS, MODEL, POSITION, Fault, contract, formulas
+from tests.faults_of_rivals import NORMALISERS, STATES
 
 
 def blockwise(name: str) -> str:
@@ -434,8 +412,8 @@ BLOCK = [
     Fault(
         "K = V in the cache: turned before it is normed",
         f"{ATTENTION}/block.py",
-        "return q, _turned(self.k_norm(k), given.key_rotation), v",
-        "return q, self.k_norm(_turned(k, given.key_rotation)), v",
+        "return q, _turned(self.k_norm(k), given.key_rotation), v if",
+        "return q, self.k_norm(_turned(k, given.key_rotation)), v if",
         formulas(
             "_projections",
             "test_decoding_equals_the_full_pass_for_every_projection_position_and_mask[SharedKV-rms_gain]",
@@ -451,7 +429,7 @@ BLOCK = [
     Fault(
         "K = V in the cache: stored twice",
         f"{ATTENTION}/block.py",
-        "if cache is not None and not recurrent and self._late(value):",
+        "if cache is not None and self.late:",
         "if False:",
         formulas("_projections", "test_keys_that_are_values_are_cached_once"),
     ),
@@ -528,4 +506,4 @@ DECODER = [
         "tests/test_reach.py::test_the_last_logit_depends_on_its_receptive_field_and_on_nothing_before",
     ),
 ]
-FAULTS = [*MASKS, *SOFTMAX, *FAST, *OTHERS, *POSITIONS, *BLOCK, *DECODER]
+FAULTS = [*MASKS, *SOFTMAX, *FAST, *OTHERS, *POSITIONS, *BLOCK, *DECODER, *NORMALISERS, *STATES]

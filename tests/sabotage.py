@@ -30,17 +30,17 @@ def slow_steps(seconds: float) -> None:
 
 
 def slow_validation(mark: Path, seconds: float) -> None:
-    """A validation of many batches, each of which takes `seconds`; `mark` appears with the third of the first."""
+    """A validation of many batches, each of which takes `seconds`; `mark` appears with the second."""
     real = LitGPT.validation_step
 
     def slow(self: LitGPT, batch: list[torch.Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
-        if batch_idx == 2:
+        if batch_idx == 1:
             mark.touch()
         time.sleep(seconds)
         real(self, batch, batch_idx, dataloader_idx)
 
     LitGPT.validation_step = slow  # type: ignore[method-assign]
-    run.VALIDATION_TOKENS = 64
+    run.VALIDATION_TOKENS = 16
 
 
 def within_save(step: int, name: str, mark: Path, seconds: float) -> None:

@@ -21,6 +21,7 @@ from softattn_lm.config.compose import compose
 from softattn_lm.config.tree import config_folder
 from softattn_lm.model.decode import Decode, knows
 from softattn_lm.model.generate import generate, in_bfloat16
+from softattn_lm.model.rows import Matrix
 from softattn_lm.position.alibi import ALiBi
 from softattn_lm.position.learned import Learned
 from softattn_lm.position.none import NoPosition
@@ -173,6 +174,27 @@ def test_weights_in_bfloat16_give_nearly_the_same_logits(name):
             logits = flat(token)
     assert logits.dtype == torch.float32 and not logits.equal(expected)
     torch.testing.assert_close(logits, expected, atol=0.05 * float(expected.std()), rtol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12), (torch.bfloat16, 1e-2)]
+)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("shape", [(40, 24), (24, 40), (512, 256)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_matrix_in_any_layout_is_the_linear_map(shape, batch, dtype, tolerance, biased):
+    linear = nn.Linear(shape[1], shape[0], bias=biased, dtype=torch.float64).to(dtype)
+    x = torch.randn(batch, shape[1], generator=torch.Generator().manual_seed(0)).double()
+    weight, bias = (None if p is None else p.detach() for p in (linear.weight, linear.bias))
+    stream, row = torch.ones(batch, shape[0], dtype=torch.float64), torch.empty(batch, shape[0], dtype=torch.float64)
+    with torch.no_grad():
+        expected = torch.nn.functional.linear(x, weight.double(), None if bias is None else bias.double())
+        matrix = Matrix(weight, bias, batch)
+        work = torch.promote_types(dtype, torch.float32)
+        stream, row, x = stream.to(work), row.to(work), x.to(work)
+        matrix.into(row, x)
+        for made in (matrix(x), row, matrix.onto(stream, x) - 1):
+            torch.testing.assert_close(made.double(), expected, atol=3 * tolerance, rtol=tolerance)
 
 
 def test_a_generator_drawn_in_blocks_gives_the_numbers_it_gives_one_by_one():

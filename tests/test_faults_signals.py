@@ -70,7 +70,7 @@ def test_in_a_validation_of_a_minute_nobody_waits_for_its_end(tmp_path, whole, n
     reference = whole if step == 4 else tiny_train(tmp_path, *settings, "name=whole")
     child = Child(
         tmp_path, *tiny_words(tmp_path, "name=a", *settings),
-        sabotage=sabotage.slow_validation, arguments=(mark, 2.0),
+        sabotage=sabotage.slow_validation, arguments=(mark, 1.6),
     )  # fmt: skip
     child.when(mark.exists)
     began = time.monotonic()
@@ -94,10 +94,10 @@ def test_in_a_checkpoint_write_the_write_is_finished(tmp_path, whole):
 
 def test_a_second_signal_ends_the_process_at_once_and_the_last_checkpoint_stays(tmp_path, whole):
     run = tmp_path / "runs" / "a"
-    words = tiny_words(tmp_path, "name=a", *SETTINGS, "training.save_every=2")
-    child = Child(tmp_path, *words, sabotage=sabotage.slow_steps, arguments=(3.0,))
+    words = tiny_words(tmp_path, "name=a", *SETTINGS, "training.save_every=1")
+    child = Child(tmp_path, *words, sabotage=sabotage.slow_steps, arguments=(1.5,))
     child.when(lambda: (run / "checkpoints" / "last.ckpt").exists())
-    time.sleep(0.5)  # into the next step, which takes six seconds
+    time.sleep(0.5)  # into the next step, which takes three seconds
     child.signal(signal.SIGINT)
     time.sleep(0.2)
     child.signal(signal.SIGINT)

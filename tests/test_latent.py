@@ -8,7 +8,7 @@ import torch
 from softattn_lm.attention.block import Given
 from softattn_lm.attention.cache import KVCache
 from softattn_lm.attention.latent import Latent
-from softattn_lm.attention.projections import Separate
+from softattn_lm.attention.projections import Separate, SharedKV
 from softattn_lm.attention.visibility import Causal, Visibility
 from softattn_lm.config.check import check
 from softattn_lm.config.compose import compose
@@ -127,7 +127,7 @@ def test_decoding_from_latents_equals_the_full_pass(position, settings, n_kv_hea
     idx = text(2, 16 if position is Learned else 40)
     chunks = [9, 1, 1, 5] if position is Learned else [9, 1, 1, 13, 16]
     for mask in (Causal(), Causal(5), Causal(4, sinks=2)):
-        for other in ({}, {"qk_norm": "rms_gain", "output_gate": "head", "smear": True}):
+        for other in ({"value_embeddings": True}, {"qk_norm": "rms_gain", "output_gate": "head", "smear": True}):
             given = {"position": position, "mask": mask, "n_kv_head": n_kv_head, **other}
             model = shaken(tiny_model(projections=partial(Latent, **settings), **given)).eval()
             cache = model.new_cache()
@@ -137,7 +137,7 @@ def test_decoding_from_latents_equals_the_full_pass(position, settings, n_kv_hea
 
 
 def test_packed_documents_decode_from_latents_as_they_do_alone():
-    model = shaken(tiny_model(projections=Latent, mask=Causal(4, documents=True), qk_norm="rms_gain")).eval()
+    model = shaken(tiny_model(projections=Latent, mask=Causal(4, documents=True), value_embeddings=True)).eval()
     lengths, chunks = [9, 2, 19], [7, 1, 1, 4, 16, 1]
     idx, documents = text(1, 30), torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))[None]
     cache = model.new_cache()
@@ -154,6 +154,13 @@ def test_the_cache_holds_the_latent_and_the_part_that_turns_and_no_more():
     cache = model.new_cache()
     model(text(1, 3), cache)
     assert {name: rows.shape[1::2] for name, rows in cache.streams(0).items()} == {"written": (1, 10)}
+
+
+def test_value_embeddings_are_looked_up_again_from_tokens_that_are_cached():
+    # Every second layer has a table, whose tokens are 8 bytes each, and for K = V as well.
+    model = tiny_model(projections=partial(Latent, rank=6, rope_dim=4), value_embeddings=True)
+    assert model.cache_bytes_per_token() == 2 * (6 + 4) * 4 + 8
+    assert tiny_model(projections=SharedKV, value_embeddings=True).cache_bytes_per_token() == 2 * 32 * 4 + 8
 
 
 def test_what_is_cached_is_not_turned_yet():
@@ -214,8 +221,11 @@ def test_starting_values_of_queries_are_chosen_by_init_q():
         ({"rope_dim": 3}, {}, r"projections\.rope_dim=3 of a head of 8 components must be even and leave some"),
         ({"rope_dim": 8}, {}, r"type projections\.rope_dim=4"),
         ({"rope_dim": 0}, {"position": Rotary}, r"projections\.rope_dim=0 leaves position=rotary nothing to turn"),
-        ({}, {"value_embeddings": True}, r"Latent cannot honour model\.value_embeddings=true.*type model\.value_emb"),
-        ({}, {"value_residual": True}, r"model\.value_residual=true: its cache keeps what values are made of"),
+        (
+            {},
+            {"value_residual": True},
+            r"Latent cannot honour model\.value_residual=true: its cache.*type model\.value_r",
+        ),
         ({}, {"short_conv": 4}, r"model\.short_conv=4: its cache holds no keys.*type model\.short_conv=0"),
     ],
 )
@@ -227,7 +237,7 @@ def test_what_a_latent_cannot_hold_is_refused(options, settings, said):
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["model.value_embeddings=true"], r"model\.value_embeddings=true changes them; type model\.value_embeddings=f"),
+        (["model.value_residual=true"], r"model\.value_residual=true changes them; type model\.value_residual=f"),
         (["model.short_conv=4"], r"type model\.short_conv=0, or projections=separate"),
         (["projections.rope_dim=3"], r"projections\.rope_dim must be an even number from 0 on"),
         (["projections.rope_dim=0"], "leaves position=rotary nothing to turn"),

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.fault import Fault
 from tests.mutations import ROOT, main, planted
-from tests.planted_faults import FAULTS, Fault
+from tests.planted_faults import FAULTS
 
 CACHE = "softattn_lm/attention/cache.py"
 GROUPS = "tests/test_formulas.py::test_grouped_heads_are_interleaved_not_tiled"

@@ -5,7 +5,6 @@ from functools import partial
 import pytest
 import torch
 
-from softattn_lm.attention.cache import KVCache
 from softattn_lm.attention.kernels.sdpa import SDPA
 from softattn_lm.attention.pattern import Pattern
 from softattn_lm.attention.projections import Raw, Separate, SharedAll, SharedKV
@@ -13,6 +12,7 @@ from softattn_lm.attention.scale import Constant, InverseSqrt, LogLength
 from softattn_lm.attention.visibility import Causal
 from softattn_lm.contract.property import PROPERTIES, run_property
 from softattn_lm.contract.subject import Subject
+from softattn_lm.contract.table import cache_size
 from softattn_lm.errors import UserError
 from softattn_lm.model.generate import generate
 from softattn_lm.position.alibi import ALiBi
@@ -118,8 +118,13 @@ def test_a_hybrid_keeps_keys_of_its_softmax_layers_only():
     assert model.cache_state_bytes() == 2 * 4 * 8 * 8 * 4
 
 
+def test_the_table_of_variants_says_in_letters_what_a_layer_remembers():
+    assert cache_size(Subject("keys", SDPA)) == "8·G·D"
+    assert cache_size(Subject("state", Summing)) == "constant: 4·H·D·D"
+
+
 def test_calls_with_the_cache_do_not_change_a_state_that_somebody_else_holds():
-    model, cache = tiny_model(Summing, n_layer=1), KVCache([])
+    model = tiny_model(Summing, n_layer=1)
     cache = model.new_cache()
     with torch.no_grad():
         model(text(1, 3), cache)

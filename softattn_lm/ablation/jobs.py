@@ -80,7 +80,7 @@ class Configs:
 
     def of_job(self, job: Job, runs: str) -> dict[str, Any]:
         cfg = self.of(job.arm, job.size, job.lr)
-        training = cfg["training"] | {"sample_every": 0, "keep_steps": []}
+        training = cfg["training"] | {"sample_every": None, "keep_steps": []}
         training["score"] = ["validation"] if job.stage == "tune" else ["validation", "test"]
         if job.stage == "tune":
             training["telemetry"] = False

@@ -68,9 +68,8 @@ class Planner:
         self.plan, self.folder, self.configs = plan, folder, configs
         self.executor, self.watcher, self.stops = executor, watcher, stops
         self.unfit = dict(unfit or {})
-        self.stages = Stages(
-            replace(plan, arms={a: w for a, w in plan.arms.items() if a not in self.unfit}), folder, configs
-        )
+        fit = replace(plan, arms={arm: words for arm, words in plan.arms.items() if arm not in self.unfit})
+        self.stages = Stages(fit, folder, configs)
         self.running: dict[Path, tuple[Job, float]] = {}
         self._tries: Counter[str] = Counter()
 

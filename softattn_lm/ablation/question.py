@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -165,8 +166,8 @@ def together(*lists: Sequence[str]) -> list[str]:
 
 def short_name(plan: Plan) -> str:
     """Of a question that was typed: the same words find the same folder again, with more seeds too."""
-    asked = [plan.arms, plan.base, plan.match, plan.ladder, None if plan.tune is None else plan.tune.grid]
-    asked.append([plan.metric.name, plan.smallest])
+    tuned = None if plan.tune is None else plan.tune.grid
+    asked = [plan.arms, plan.base, plan.match, plan.ladder, tuned, plan.metric.name, plan.smallest]
     digest = hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:6]
     return f"{'-'.join(plan.arms)[:40].strip('-._')}-{digest}"
 
@@ -239,7 +240,7 @@ def _metric(given: Any) -> Metric:
 
 
 def _tune(given: Any) -> Tune | None:
-    """lr, or {trials, factor, seeds, grid}: `trials` rates, each `factor` times the one before, around the arm's own."""
+    """lr, or {trials, factor, seeds, grid}: `trials` rates around the arm's own, each `factor` times the one before."""
     if given in (None, "none"):
         return None
     said = {} if given == "lr" else given
@@ -256,7 +257,7 @@ def _tune(given: Any) -> Tune | None:
     grid = said.get("grid") or [float(factor) ** (index - middle) for index in range(trials)]
     if not isinstance(grid, list) or len(grid) < 3 or sorted(set(grid)) != grid or grid[0] <= 0:
         raise UserError(f"tune.grid={grid} must be 3 or more rising multiples of lr, such as [0.5,1,2]")
-    ratios = [b / a for a, b in zip(grid, grid[1:], strict=False)]
+    ratios = [b / a for a, b in pairwise(grid)]
     if max(ratios) > 1.01 * min(ratios):
         raise UserError(f"tune.grid={grid} must be evenly spaced in log lr, such as [0.5,1,2]")
     return Tune("lr", tuple(map(float, grid)), tuple(range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + seeds)))

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from softattn_lm.ablation import journal
 from softattn_lm.ablation.jobs import Configs, Job, Outcome, outcome
 from softattn_lm.ablation.plan import Plan, Tune
-from softattn_lm.ablation.rates import Choice, choose
+
+if TYPE_CHECKING:
+    from softattn_lm.ablation.rates import Choice
 
 EXTENSIONS = 3  # of the grid on one side; what still improves then is chosen from the edge, and the report says so
 
@@ -93,6 +95,8 @@ class Stages:
 
     def _choice(self, arm: str, size: str | None) -> Choice | None:
         """None for an arm one of whose tuning runs failed: it would have had fewer trials than the others."""
+        from softattn_lm.ablation.rates import Choice, choose  # scipy and statsmodels come along
+
         losses = self.losses(arm, size)
         assert self.plan.tune is not None
         tried = len(self.grid(size)) * len(self.plan.tune.seeds)

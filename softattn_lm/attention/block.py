@@ -101,15 +101,17 @@ class CausalSelfAttention(nn.Module):
         cache: KVCache | None = None,
         return_weights: bool = False,
     ) -> Attended:
-        """value: (B, G, T, D), added to v. first: the values of the first layer, (B, G, T, D)."""
+        """value: added to v, (B, G, T, D), or (B, G, S, D) with a cache if `late`. first: the values of the first layer,
+        (B, G, T, D).
+        """
         recurrent = self.kernel.recurrent and cache is not None
         if recurrent and return_weights:
             raise UserError(
                 f"attention {type(self.kernel).__name__} of layer {self.layer} decodes from a state, and its cache "
                 "holds no keys to have weights for; ask for return_weights without a cache"
             )
-        if cache is not None and not recurrent and self._late(value):
-            q, k, v = self._from_cache(x, given, cache)
+        if cache is not None and self.late:
+            q, k, v = self._from_cache(x, given, value, cache)
         else:
             q, k, v = self._from_input(x, given, value, first, cache)
             if cache is not None and not recurrent:
@@ -128,15 +130,19 @@ class CausalSelfAttention(nn.Module):
             y = y * heads(self.gate(x).sigmoid(), self.n_head)
         return Attended(self.out(y.transpose(1, 2).flatten(2)), weights, v[:, :, -x.shape[1] :])
 
-    def _late(self, value: Tensor | None) -> bool:
-        """Whether the cache keeps what keys and values are made of: so long as nothing else is added to them."""
-        return self.projections.late and value is None and self.convolution is None and self.mix is None
+    @property
+    def late(self) -> bool:
+        """Whether the cache keeps what keys and values are made of: so long as no other token has a part in them."""
+        alone = self.convolution is None and self.mix is None
+        return self.projections.late and alone and not self.kernel.recurrent
 
-    def _from_cache(self, x: Tensor, given: Given, cache: KVCache) -> tuple[Tensor, Tensor, Tensor]:
+    def _from_cache(
+        self, x: Tensor, given: Given, value: Tensor | None, cache: KVCache
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """q of the new tokens, and k and v of all S, made of what the cache keeps."""
         q, written = self.projections.write(x)
         k, v = self.projections.read(cache.extend(self.layer, "written", written))
-        return q, _turned(self.k_norm(k), given.key_rotation), v
+        return q, _turned(self.k_norm(k), given.key_rotation), v if value is None else v + value
 
     def _from_input(
         self, x: Tensor, given: Given, value: Tensor | None, first: Tensor | None, cache: KVCache | None

@@ -26,8 +26,7 @@ class Latent(Projections):
     late = True
     refuses: ClassVar[dict[str, str]] = {
         "short_conv": "its cache holds no keys and values to convolve",
-        "value_embeddings": "its cache keeps what values are made of, and nothing that is added to them",
-        "value_residual": "its cache keeps what values are made of, and nothing that is added to them",
+        "value_residual": "its cache keeps what values of one layer are made of, and nothing of another",
     }
 
     def __init__(

@@ -70,7 +70,8 @@ def asked(settings: AblateSettings, words: Sequence[str], typed: list[str]) -> t
         raise UserError(f"{words[0]} names its arms itself; leave out the values after {next(iter(arms))}")
     if not words and not arms:
         raise UserError("name a question, or arms such as attention=sdpa,linear; ablate --help lists what there is")
-    name, said, sha256, file = question.read_question(words[0]) if words else ("", {"arms": arms}, None, None)
+    name, said, sha256, file = question.read_question(words[0]) if words else ("", {}, None, None)
+    said = said if words else {"arms": arms}
     given = {key: getattr(settings, key) for key in question.KEYS if key not in ("arms", "base")}
     said = said | {key: value for key, value in given.items() if value is not None}
     if settings.trials is not None:
@@ -130,7 +131,8 @@ def _begun(plan: Plan, folder: Path) -> Plan:
             if rows and rows[-1]["sha256"] == event["sha256"] and rows[-1]["changes"] == event["changes"]:
                 continue
         else:
-            _say(f"{event['event'].replace('_', ' ')}: {', '.join(map(str, event.get('arms', event.get('seeds'))))}")
+            added = event["arms"] if event["event"] == "added_arms" else event["seeds"]
+            _say(f"{event['event'].replace('_', ' ')}: {', '.join(map(str, added))}")
         journal.append(folder, **event)
     merged.write(folder)
     return merged
@@ -205,7 +207,7 @@ def _again(plan: Plan, configs: Configs, folder: Path, here: Local) -> dict[str,
 
 
 def _submitit(settings: AblateSettings, folder: Path, execution: list[str], cfg: dict[str, Any]) -> Any:
-    from softattn_lm.ablation.executors.slurm import Submitit
+    from softattn_lm.ablation.executors.submitted import Submitit
 
     devices = cfg["trainer"]["devices"]
     return Submitit(

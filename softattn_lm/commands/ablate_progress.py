@@ -1,5 +1,5 @@
-"""How far an ablation is, over all of its runs: a bar on a terminal, a plain line about every ten seconds elsewhere; and
-what a dry run prints.
+"""How far an ablation is, over all of its runs: a bar on a terminal, a plain line about every ten seconds elsewhere.
+And what a dry run prints.
 """
 
 from __future__ import annotations

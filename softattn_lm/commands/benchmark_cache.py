@@ -106,9 +106,7 @@ def _read(model: DecoderLM, length: int) -> KVCache:
 
 def _table(found: dict[str, dict[str, Any]], settings: BenchmarkSettings) -> Table:
     shape = f"{settings.heads} heads of {settings.head_dim}"
-    table = Table(
-        "attention", "bytes per token", "constant bytes", title=f"what a layer of {shape} remembers, float32"
-    )
+    table = Table("attention", "bytes per token", "constant bytes", title=f"what a layer of {shape} remembers, float32")
     for column in table.columns[1:]:
         column.justify = "right"
     for length in _lengths(settings):

@@ -35,6 +35,8 @@ def _evaluate(folder: Path, settings: EvaluateSettings) -> dict[str, Any]:
     from softattn_lm.training.checkpoint import load_run
 
     loaded = load_run(folder, settings.checkpoint, pick_device(settings.device))
+    if loaded.tokenizer.kind == "symbols":
+        return _evaluate_task(loaded, settings)
     kind, text, tokens, n_bytes, documents = _tokens(loaded, settings)
     if len(tokens) < 2:
         said = "text=" if kind == "text" else f"file={text}"
@@ -42,7 +44,10 @@ def _evaluate(folder: Path, settings: EvaluateSettings) -> dict[str, Any]:
             f"{said} has {len(tokens)} token{'' if len(tokens) == 1 else 's'} and needs 2: the first is only read, "
             "and what follows is predicted"
         )
-    found = measure(loaded.model, tokens, n_bytes, settings.batch_size, documents)
+    return _figures(loaded, settings, kind, text, measure(loaded.model, tokens, n_bytes, settings.batch_size, documents))
+
+
+def _figures(loaded: Any, settings: EvaluateSettings, kind: str, text: str, found: Any) -> dict[str, Any]:
     return {
         "kind": kind,
         "text": text,
@@ -59,6 +64,28 @@ def _evaluate(folder: Path, settings: EvaluateSettings) -> dict[str, Any]:
         "by_position": found.by_position,
         "cache_bytes_per_token": loaded.model.cache_bytes_per_token(),
         "cache_state_bytes": loaded.model.cache_state_bytes(),
+    }
+
+
+def _evaluate_task(loaded: Any, settings: EvaluateSettings) -> dict[str, Any]:
+    """Only answers count as tokens; accuracy of all, by number of pairs and by gap."""
+    from softattn_lm.data import prepared_for
+    from softattn_lm.evaluation.recall import measure_task
+
+    if settings.text is not None or settings.file is not None:
+        given = "text" if settings.text is not None else "file"
+        raise UserError(f"this run was trained on a task, which asks its own questions; leave {given}= out")
+    prepared = prepared_for(loaded.config, runs_folder(settings.runs) / "cache")
+    if prepared.fingerprint != loaded.data["fingerprint"]:
+        raise UserError(f"{prepared.source} asks other questions than it did when this run was trained; train it again")
+    if settings.split == "train":
+        raise UserError("the training data of a task is fresh in every step; type split=validation or split=test")
+    found, pairs, gaps = measure_task(loaded.model, prepared.splits[settings.split], settings.batch_size)
+    figures = _figures(loaded, settings, settings.split, f"{settings.split} split of {prepared.source}", found)
+    return figures | {
+        "accuracy": found.accuracy,
+        "by_pairs": {str(number): share.accuracy for number, share in pairs.items()},
+        "by_gap": {gap: share.accuracy for gap, share in gaps.items()},
     }
 
 
@@ -108,6 +135,12 @@ def _show(names: list[str], results: list[dict[str, Any]], what: str, by_positio
         table.add_row(title, *("" if r[key] is None else format(r[key], shape) for r in results))
 
     table.add_row("nats per token", *(with_error(r["nats_per_token"], r["standard_error"]) for r in results))
+    tasks = [r for r in results if "accuracy" in r]
+    if tasks:
+        table.add_row("accuracy", *(_share(r.get("accuracy")) for r in results))
+        for title, key in (("of {} pairs", "by_pairs"), ("from {} tokens back", "by_gap")):
+            for each in sorted({each for r in tasks for each in r[key]}, key=lambda each: int(each.partition("-")[0])):
+                table.add_row(title.format(each), *(_share(r.get(key, {}).get(each)) for r in results))
     row("perplexity", "perplexity", ".3f")
     row("bits per byte", "bits_per_byte", ".4f")
     row("tokens", "tokens", ",d")
@@ -127,6 +160,10 @@ def _show(names: list[str], results: list[dict[str, Any]], what: str, by_positio
     if len({r["vocab_size"] for r in results}) > 1:
         table.caption = "different tokenizers: compare bits per byte, not nats per token"
     plain_console().print(table)
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.2%}"
 
 
 def _number(value: float | None) -> str:

@@ -7,8 +7,9 @@ from typing import Any
 from softattn_lm.data.hub import Hub
 from softattn_lm.data.prepare import prepare
 from softattn_lm.data.sources import ShippedText, TextFiles
+from softattn_lm.data.tasks import Task
 from softattn_lm.data.token_files import Prepared
-from softattn_lm.errors import UserError
+from softattn_lm.errors import UserError, visible
 from softattn_lm.runs import runs_folder
 from softattn_lm.tokenizer import KINDS
 
@@ -27,9 +28,11 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
         )
     from softattn_lm.config.build import build
 
-    cache = runs_folder(cfg["runs"]) / "cache"
-    show(prepare(build(cfg["data"]), cfg["tokenizer"], cache))
-    print(f"next: {train_command(cfg)}")
+    cache, data = runs_folder(cfg["runs"]) / "cache", build(cfg["data"])
+    if isinstance(data, Task):
+        raise UserError(f"data={data.name} is made while it trains, and nothing is to be prepared; type it to train")
+    show(prepare(data, cfg["tokenizer"], cache))
+    print(visible(f"next: {train_command(cfg)}"))
 
 
 def train_command(cfg: dict[str, Any]) -> str:
@@ -69,4 +72,4 @@ def show(prepared: Prepared) -> None:
     tokenizer = prepared.tokenizer
     dtype = prepared.splits["train"].dtype
     print(f"tokenizer {tokenizer.kind}, vocabulary {tokenizer.vocab_size:,}, stored as {dtype}")
-    print(f"token files: {prepared.folder}")
+    print(visible(f"token files: {prepared.folder}"))

@@ -134,13 +134,13 @@ def layers(folder: Path, settings: ProbeScaleSettings) -> list[dict[str, Any]]:
     import torch
 
     from softattn_lm.config.build import build
-    from softattn_lm.data import prepare
+    from softattn_lm.data import prepared_for
     from softattn_lm.evaluation.scale_in_models import scores_of_model
     from softattn_lm.evaluation.scale_law import weighed_rows
     from softattn_lm.training.checkpoint import load_run
 
     loaded = load_run(folder, settings.checkpoint)
-    prepared = prepare(build(loaded.config["data"]), loaded.config["tokenizer"], runs_folder(settings.runs) / "cache")
+    prepared = prepared_for(loaded.config, runs_folder(settings.runs) / "cache")
     held_back = prepared.splits["validation"]
     split = held_back if held_back.n_tokens > 1 else prepared.splits["train"]
     rows = []

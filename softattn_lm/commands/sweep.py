@@ -30,8 +30,9 @@ from softattn_lm.config.check import check
 from softattn_lm.config.compose import compose, hydra_faults, plain
 from softattn_lm.config.faults import require_readable
 from softattn_lm.config.raw import decode, encode
+from softattn_lm.config.stored import require_harmless
 from softattn_lm.config.tree import config_folder
-from softattn_lm.errors import UserError
+from softattn_lm.errors import UserError, visible
 from softattn_lm.runs import (
     State,
     read_metrics,
@@ -96,11 +97,11 @@ def job(composed: Any) -> None:
     file.parent.mkdir(exist_ok=True)
     saved = {"swept": swept, "config": cfg}
     file.write_text(yaml.safe_dump(saved, sort_keys=False, allow_unicode=True), encoding="utf-8")
-    print(f"\njob {hydra.job.num}: {' '.join(swept)}  ->  {folder / label}", flush=True)
+    print(visible(f"\njob {hydra.job.num}: {' '.join(swept)}  ->  {folder / label}"), flush=True)
     try:
         check(cfg, COMMANDS["train"].settings)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(visible(f"error: {error}"), file=sys.stderr, flush=True)
         _mark(folder / label, cfg, "failed", str(error))
         return
     try:
@@ -116,10 +117,13 @@ def job(composed: Any) -> None:
 
 def read_job(file: str) -> dict[str, Any]:
     """The config that `job` saved, for the process it starts."""
-    content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    try:
+        content = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UserError(f"{file} is no job of a sweep: {' '.join(str(error).split())[:200]}") from None
     if not isinstance(content, dict) or not isinstance(content.get("config"), dict):
         raise UserError(f"{file} is no job of a sweep")
-    return content["config"]
+    return require_harmless(content["config"], file)
 
 
 def slug(swept: Sequence[str]) -> str:

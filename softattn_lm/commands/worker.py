@@ -52,10 +52,10 @@ class Server:
             signal.signal(number, signal.SIG_IGN)
         listening, deadline = True, float("inf")
         while listening or self.running:
-            ready, _, _ = select.select([read, *([self.orders] if listening else [])], [], [], 1.0)
+            ready, _, _ = select.select([read, *([self.orders.fileno()] if listening else [])], [], [], 1.0)
             if read in ready:
                 os.read(read, 4096)
-            if self.orders in ready and not self._read_orders():
+            if self.orders.fileno() in ready and not self._read_orders():
                 listening, deadline = False, time.monotonic() + GRACE
                 self._signal_all(signal.SIGINT)
             if time.monotonic() > deadline:

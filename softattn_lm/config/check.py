@@ -72,7 +72,7 @@ def check_arguments(path: str, values: dict[str, Any], known: Signature, given: 
         if isinstance(value, dict) and item is not None and not any(nodes([*value.values(), value])):
             checked[key] = {k: _typed(f"{dotted}.{k}", v, Parameter(item, required=False)) for k, v in value.items()}
         elif isinstance(value, dict):
-            checked[key] = check_node(dotted, value)
+            checked[key] = check_node(dotted, _typed(dotted, value, parameter))
         elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
             paths = _typed_paths(path, key, values)
             checked[key] = [check_node(p, v) if isinstance(v, dict) else v for p, v in zip(paths, value, strict=True)]

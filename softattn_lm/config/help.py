@@ -55,18 +55,26 @@ def command_help(folder: Path, command: Command, overrides: Sequence[str]) -> st
         lines += ["", "The prompt is taken as typed. A single word that is exactly the name of a run means that run,"]
         lines += ["and what looks like a setting or an option is one. What follows -- is always the prompt."]
     if command.words == "question":
-        lines += ["", "Questions; a yaml file of your own is one too:", ""]
-        lines += [
-            f"  {name:<16}{first_comment(folder / 'ablation' / f'{name}.yaml')}" for name in choices(folder, "ablation")
-        ]
-        lines += [
-            "",
-            f"Every other setting is one of `{command.passes_on}`, for all arms; the one with several values makes the arms:",
-        ]
-        lines += ["  attention=sdpa,linear,my_kernel.py:Mine seeds=5 tune=lr"]
+        lines += _questions(folder, command)
     if command.sweeps:
         lines += ["", "-m runs every combination: -m attention=formula,sdpa seed=0,1"]
     return "\n".join(lines)
+
+
+def _questions(folder: Path, command: Command) -> list[str]:
+    lines = ["", "Questions; a yaml file of your own is one too:", ""]
+    for name in choices(folder, "ablation"):
+        lines.append(f"  {name:<16}{first_comment(folder / 'ablation' / f'{name}.yaml')}")
+    lines += [
+        "",
+        f"Every other setting is one of {command.passes_on}, for all arms; the one with several values makes the",
+    ]
+    return [
+        *lines,
+        "arms, and the first of them is the baseline:",
+        "",
+        "  attention=sdpa,linear,my_kernel.py:Mine seeds=5 tune=lr",
+    ]
 
 
 def _settings_of_choices(cfg: dict[str, Any], own: set[str]) -> list[str]:

@@ -217,10 +217,10 @@ def _is_latent(model: dict[str, Any]) -> bool:
 
 
 def _latent(model: dict[str, Any]) -> None:
-    """Its rotation turns a part of each head, and its cache has no room for what is added to keys or values."""
+    """Its rotation turns a part of each head, and its cache has no room for what others add to keys or values."""
     if not _is_latent(model):
         return
-    for setting, none in (("short_conv", "0"), ("value_embeddings", "false"), ("value_residual", "false")):
+    for setting, none in (("short_conv", "0"), ("value_residual", "false")):
         if model.get(setting):
             raise UserError(
                 f"projections=latent caches what keys and values are made of, and model.{setting}="

@@ -48,7 +48,7 @@ class TrainingSettings:
     compile: bool = False
     val_every: int = 250
     log_every: int = 10
-    sample_every: int = 0  # 0: at the end only
+    sample_every: int | None = 0  # 0: at the end only; null: never
     save_every: int = 0  # 0: with each validation
     keep_steps: list[int] | Literal["log"] = field(default_factory=list)
     num_workers: int = 0

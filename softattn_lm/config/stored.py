@@ -68,7 +68,9 @@ def _require_known(node: dict[str, Any], path: str, where: str) -> None:
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     group = _INDEX.sub("", path).removesuffix(".layers").rpartition(".")[2]
-    if group in groups(config_folder()) and target not in allowed_targets(config_folder() / group):
+    if group not in groups(config_folder()):
+        raise UserError(f"{where}: {path} is no place for a class; it is not built")
+    if target not in allowed_targets(config_folder() / group):
         raise UserError(f"{where}: {path}._target_ is {target}, which is no {group}; it is not built")
     if node.get("_partial_", False) is not (target in partial_targets()):
         raise UserError(f"{where}: {path}._partial_ is not as in the configs of softattn_lm")

@@ -54,7 +54,7 @@ def _row(name: str, subject: Subject) -> tuple[str, ...]:
         ", ".join(f"[{paper}](https://arxiv.org/abs/{number})" for number, paper in papers.items()),
         f"[{file.rpartition('/')[2]}]({file}), {'its own' if own else 'weights times values'}",
         _cell(refused) or "nothing",
-        _cache(subject),
+        cache_size(subject),
         f"**fails: {', '.join(failed)}**" if failed else said,
     )
 
@@ -65,7 +65,7 @@ def _formula(text: str) -> str:
     return " ".join(first.split()).rstrip(",:")
 
 
-def _cache(subject: Subject) -> str:
+def cache_size(subject: Subject) -> str:
     """Bytes per token and layer, or of a state, in letters."""
     model = subject.model(n_layer=1, n_kv_head=GROUPS)
     cache = model.new_cache()

@@ -17,8 +17,9 @@ import torch
 from lightning import LightningDataModule
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from softattn_lm.data.tasks.base import FixedSet, Fresh, TaskStream, TaskWindows
 from softattn_lm.data.token_files import Prepared, Split
-from softattn_lm.data.windows import TrainWindows, ValidationWindows, document_numbers
+from softattn_lm.data.windows import PADDED, TrainWindows, ValidationWindows, document_numbers
 from softattn_lm.errors import UserError
 
 VALIDATION_TOKENS = 2048  # enough to keep a CPU busy, and little beside the logits of training
@@ -70,6 +71,26 @@ class MicroBatches(Dataset[list[torch.Tensor]]):
         self.windows = TrainWindows(self.split.tokens, self.context, self.seed, self.sampling)
 
 
+class TaskBatches(Dataset[list[torch.Tensor]]):
+    """Item g is micro-batch g of a task as one rank sees it: x, y (micro, T) int64, and by what its summed loss is to
+    be divided, (): the answers of the whole optimizer step over the number of its micro-batches on all ranks. The mean
+    over those is then the mean over answers, however they are spread.
+    """
+
+    def __init__(self, stream: TaskStream, batch_size: int, accumulate: int, rank: int, ranks: int) -> None:
+        self.stream, self.batch_size, self.accumulate = stream, batch_size, accumulate
+        self.rank, self.ranks = rank, ranks
+        self.micro = micro_batch_size(batch_size, ranks, accumulate)
+
+    def __getitem__(self, index: int) -> list[torch.Tensor]:
+        step, m = divmod(index, self.accumulate)
+        whole = self.stream.batch(step * self.batch_size, self.batch_size)
+        first = (m * self.ranks + self.rank) * self.micro
+        own = whole[slice(first, first + self.micro)]
+        share = (whole.y != PADDED).sum() / (self.accumulate * self.ranks)
+        return [torch.from_numpy(own.x), torch.from_numpy(own.y), torch.tensor(share, dtype=torch.float32)]
+
+
 class FromStep(Sampler[int]):
     """first, first + 1, ..., total - 1. Its length is `total`: Lightning counts the batches before a resume as well."""
 
@@ -87,19 +108,25 @@ class ValidationBatches(Dataset[list[torch.Tensor]]):
     """Item i: x, y of `ValidationWindows`, and with `documents` the document numbers of x."""
 
     def __init__(
-        self, split: Split, context: int, batch_size: int, rank: int, ranks: int, documents: bool = False
+        self, split: Split | FixedSet, context: int, batch_size: int, rank: int, ranks: int, documents: bool = False
     ) -> None:
         self.split, self.arguments = split, (context, batch_size, rank, ranks)
         self.documents = split.documents if documents else None
-        self.length = len(ValidationWindows(split.tokens, *self.arguments))
+        self.length = len(self._windows())
+
+    def _windows(self) -> ValidationWindows | TaskWindows:
+        if isinstance(self.split, FixedSet):
+            return TaskWindows(self.split, *self.arguments[1:])
+        return ValidationWindows(self.split.tokens, *self.arguments)
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> list[torch.Tensor]:
-        windows = ValidationWindows(self.split.tokens, *self.arguments)
+        windows = self._windows()
         found = list(windows[index])
         if self.documents is not None:
+            assert isinstance(windows, ValidationWindows)
             found.append(document_numbers(self.documents, windows.places(index)))
         return [torch.from_numpy(array) for array in found]
 
@@ -140,6 +167,11 @@ class TextDataModule(LightningDataModule):
         splits = prepared.splits
         extra = [name for name in splits if name not in ("train", "validation", "test")]
         self.validation_names = ["validation"] * (splits["validation"].n_tokens > 0) + extra
+        if isinstance(splits["train"], Fresh):
+            if documents:
+                raise UserError(f"mask=documents: a sequence of {prepared.source} is one document; type mask=causal")
+            splits["train"].stream(seed)
+            return
         TrainWindows(splits["train"].tokens, context, seed, sampling)  # refuses too short a text before any loader runs
         for name in self.validation_names:
             ValidationWindows(splits[name].tokens, context, 1)
@@ -149,12 +181,17 @@ class TextDataModule(LightningDataModule):
         return (self.trainer.global_rank, self.trainer.world_size) if self.trainer is not None else (0, 1)
 
     def train_dataloader(self) -> DataLoader[list[torch.Tensor]]:
-        """[(micro, T + 1) int64] per item."""
+        """[(micro, T + 1) int64] per item; of a task x, y and a share, see `TaskBatches`."""
         rank, ranks = self._rank()
-        data = MicroBatches(
-            self.prepared.splits["train"], self.context, self.seed, self.sampling,
-            self.batch_size, self.accumulate, rank, ranks, self.documents,
-        )  # fmt: skip
+        split = self.prepared.splits["train"]
+        data: Dataset[list[torch.Tensor]]
+        if isinstance(split, Fresh):
+            data = TaskBatches(split.stream(self.seed), self.batch_size, self.accumulate, rank, ranks)
+        else:
+            data = MicroBatches(
+                split, self.context, self.seed, self.sampling,
+                self.batch_size, self.accumulate, rank, ranks, self.documents,
+            )  # fmt: skip
         order = FromStep(self.first_step * self.accumulate, self.steps * self.accumulate)
         return self._loader(data, order)
 

@@ -35,6 +35,7 @@ class LikelihoodResult:
     tokens: int
     windows: int
     by_position: list[float]
+    accuracy: float | None = None  # share of the answers of a task that are right; None for text
 
     @property
     def perplexity(self) -> float:
@@ -55,10 +56,13 @@ class LikelihoodResult:
 class Likelihood:
     """Adds up batches of whole windows; `result` may be asked once all are in.
 
-    Sums stay on the device of the logits until then: no batch waits for the one before.
+    Sums stay on the device of the logits until then: no batch waits for the one before. task: the likeliest symbol at
+    each place that is asked about is compared with the answer, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, task: bool = False) -> None:
+        self.task = task
+        self._right: list[Tensor] = []  # (B, T) bool per batch
         self._nats: list[Tensor] = []  # (B,) per batch
         self._counts: list[Tensor] = []
         self._places: list[Tensor] = []  # of the windows, in reading order
@@ -78,6 +82,8 @@ class Likelihood:
         if nats.device.type != "mps":  # which has no float64
             nats = nats.double()
         counted = (targets != IGNORED).to(nats.dtype)
+        if self.task:
+            self._right.append((logits.argmax(-1) == targets) & (targets != IGNORED))
         self._nats.append(nats.sum(1))
         self._counts.append(counted.sum(1))
         if self._nats_by_position is None or self._counts_by_position is None:
@@ -97,6 +103,10 @@ class Likelihood:
             "position_tokens": self._counts_by_position.cpu().numpy().astype(np.int64),
         }
 
+    def right(self) -> np.ndarray:
+        """(W, T) bool: the answers of a task that are right, in the order in which windows were added."""
+        return torch.cat(self._right).cpu().numpy()
+
     def result(
         self, bytes_per_token: float | None = None, reduce: Callable[[Tensor], Tensor] | None = None
     ) -> LikelihoodResult:
@@ -113,14 +123,15 @@ class Likelihood:
         if reduce is not None:
             n_windows = reduce(n_windows)
         windows = round(n_windows.item())
-        per_window = torch.zeros(2, windows, dtype=torch.float64)
-        per_window[:, torch.cat(self._places)[real]] = torch.stack((nats, counts))[:, real]
+        right = torch.cat([part.sum(1) for part in self._right]).cpu().double() if self.task else torch.zeros_like(nats)
+        per_window = torch.zeros(3, windows, dtype=torch.float64)
+        per_window[:, torch.cat(self._places)[real]] = torch.stack((nats, counts, right))[:, real]
         by_position = torch.stack((self._nats_by_position, self._counts_by_position)).cpu().double()
         packed = torch.cat((per_window.flatten(), by_position.flatten()))
         if reduce is not None:
             packed = reduce(packed)  # every window has been seen by one rank and is zero on the others
-        nats, counts = packed[: 2 * windows].view(2, windows)
-        by_nats, by_counts = packed[2 * windows :].view(2, -1)
+        nats, counts, right = packed[: 3 * windows].view(3, windows)
+        by_nats, by_counts = packed[3 * windows :].view(2, -1)
         s, c = _blocks(nats), _blocks(counts)
         total = c.sum().item()
         mean = s.sum().item() / total
@@ -134,6 +145,7 @@ class Likelihood:
             tokens=round(total),
             windows=windows,
             by_position=(by_nats[seen] / by_counts[seen]).tolist(),
+            accuracy=right.sum().item() / total if self.task else None,
         )
 
 

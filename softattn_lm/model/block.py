@@ -62,7 +62,10 @@ class Block(nn.Module):
         first: Tensor | None = None,
     ) -> Attended:
         """first: the values of the first layer, (B, G, T, D). The answer's y is the stream."""
-        value = None if self.value is None else self.value(idx)  # (B, G, T, D)
+        if self.value is not None and cache is not None and self.attention.late:
+            # Values are made again of what the cache keeps, and a table needs nothing but the tokens.
+            idx = cache.extend(self.attention.layer, "tokens", idx[:, None, :, None])[:, 0, :, 0]  # (B, S)
+        value = None if self.value is None else self.value(idx)
         y, weights, values = self.attention(
             self.attention_norm(x), given, value=value, first=first, cache=cache, return_weights=return_weights
         )

@@ -21,6 +21,8 @@ def max_steps(config: dict[str, Any], train_tokens: int) -> int:
             f"a run has one budget, steps=, tokens= or epochs=, and {said} was given; type for example steps=1000"
         )
     ((key, value),) = given.items()
+    if key == "epochs" and train_tokens == 0:
+        raise UserError("this task is fresh in every step and has no epochs; type steps= or tokens= instead of epochs=")
     per_step = config["batch_size"] * config["model"]["context"]
     if key == "steps":
         steps = int(value)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -117,7 +118,9 @@ def read_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str,
         raise UserError(f"no checkpoint {path}; {hint}")
     require_whole(path)
     try:
-        checkpoint = torch.load(path, map_location=device, weights_only=True)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")  # what it cannot read it refuses
+            checkpoint = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError:
         raise UserError(
             f"{path} holds more than plain data and tensors and is not loaded, as it could run code; "

@@ -21,7 +21,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from softattn_lm.errors import UserError
-from softattn_lm.evaluation.likelihood import Likelihood, LikelihoodResult
+from softattn_lm.evaluation.likelihood import IGNORED, Likelihood, LikelihoodResult
 from softattn_lm.training.nonfinite import first_in_backward, first_in_forward
 from softattn_lm.training.schedule import Schedule
 
@@ -45,10 +45,13 @@ class StepResult:
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """`bytes_per_token` of its whole text; None where there is no text behind the tokens."""
+    """`bytes_per_token` of its whole text; None where there is no text behind the tokens. task: only answers are asked
+    for, and how many are right is told.
+    """
 
     name: str
     bytes_per_token: float | None
+    task: bool = False
 
 
 def dropout_seed(seed: int, micro_batch: int, rank: int) -> int:
@@ -99,8 +102,8 @@ class LitGPT(LightningModule):
     # -- training -----------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        """[(B, T+1) int64, perhaps documents (B, T)] -> mean nats per token. `batch_idx` counts micro-batches from the
-        start of the run.
+        """[(B, T+1) int64, perhaps documents (B, T)] -> mean nats per token; of a task [x (B, T), y (B, T), share ()] ->
+        nats of its answers over the share, see `TaskBatches`. `batch_idx` counts micro-batches from the start of the run.
         """
         loss = self._loss(self.model, batch, batch_idx)
         self._window.append(loss.detach())
@@ -109,6 +112,11 @@ class LitGPT(LightningModule):
 
     def _loss(self, model: Callable[..., Tensor], batch: list[Tensor], batch_idx: int) -> Tensor:
         torch.manual_seed(dropout_seed(self.seed, batch_idx, self.global_rank))
+        if len(batch) == 3:
+            x, y, share = batch
+            logits = model(x, documents=None)  # (B, T, V)
+            nats = F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), ignore_index=IGNORED, reduction="sum")
+            return nats / share
         tokens, *documents = batch
         logits = model(tokens[:, :-1], documents=documents[0] if documents else None)  # (B, T, V)
         return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
@@ -194,7 +202,7 @@ class LitGPT(LightningModule):
     # -- validation ---------------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        self._likelihoods = [Likelihood() for _ in self.validation_sets]
+        self._likelihoods = [Likelihood(which.task) for which in self.validation_sets]
         self.validation_cut = False
 
     def validation_step(self, batch: list[Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:

@@ -142,6 +142,7 @@ class Metrics(Callback):
                 "loss_se": _finite(result.standard_error),
                 "perplexity": _finite(result.perplexity),
                 "bits_per_byte": None if result.bits_per_byte is None else _finite(result.bits_per_byte),
+                **({} if result.accuracy is None else {"accuracy": result.accuracy}),
                 "tokens": result.tokens,
                 "seconds": round(self.clock.seconds, 4),
             }

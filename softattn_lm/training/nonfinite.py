@@ -39,8 +39,8 @@ def first_in_backward(model: nn.Module, passes: Passes) -> str | None:
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     if any(hasattr(p, "to_local") for p in parameters):
-        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-        return next((name for name in reversed(gradients) if not _finite(gradients[name].to_local())), None)  # type: ignore[union-attr]
+        bad = [name for name, p in model.named_parameters() if p.grad is not None and not _finite(_share(p.grad))]
+        return bad[-1] if bad else None
     found: list[str] = []
 
     def look(name: str, output: Any) -> None:
@@ -68,6 +68,12 @@ def _watched(model: nn.Module, look: Callable[[str, Any], None]) -> ExitStack:
     for name, module in model.named_modules():
         stack.callback(module.register_forward_hook(hook(name)).remove)
     return stack
+
+
+def _share(gradient: Any) -> Tensor:
+    """What this rank holds of it."""
+    share: Tensor = gradient.to_local()
+    return share
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -77,6 +77,7 @@ class ProgressReport(Callback):
                 said = (
                     f"step {trainer.global_step}  {name} loss {result.nats_per_token:.4f} ± {result.standard_error:.4f}"
                 )
+                said += "" if result.accuracy is None else f", {result.accuracy:.1%} of its answers right"
                 self.console.print(said, highlight=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

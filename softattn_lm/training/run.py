@@ -16,8 +16,9 @@ from rich.console import Console
 
 from softattn_lm.config.build import build
 from softattn_lm.config.settings import LoggerSettings, TrainerSettings, TrainingSettings
-from softattn_lm.data import Prepared, prepare
+from softattn_lm.data import Prepared, prepared_for
 from softattn_lm.data.module import TextDataModule, micro_batch_size
+from softattn_lm.data.tasks import FixedSet
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.likelihood import LikelihoodResult
 from softattn_lm.evaluation.telemetry import Probe, make_probe
@@ -86,7 +87,7 @@ def described(cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def prepared_data(cfg: dict[str, Any]) -> Prepared:
-    return prepare(build(cfg["data"]), cfg["tokenizer"], runs_folder(cfg["runs"]) / "cache")
+    return prepared_for(cfg, runs_folder(cfg["runs"]) / "cache")
 
 
 def train(cfg: dict[str, Any], folder: Path, resume: bool = False, console: Console | None = None) -> dict[str, Any]:
@@ -201,7 +202,7 @@ def _train(
         compiled=training.compile,
         nonfinite=training.nonfinite,
         max_skipped=training.max_skipped,
-        validation_sets=[ValidationSet(each, _bytes_per_token(prepared, each)) for each in data.validation_names],
+        validation_sets=[_validation_set(prepared, each) for each in data.validation_names],
         val_batch_size=val_batch_size,
     )
     contents = {
@@ -258,8 +259,9 @@ def _train(
                 console.print(warning, soft_wrap=True)
             for line in kernels:
                 console.print(f"attention auto takes {line}", soft_wrap=True)
+            stored = prepared.splits["train"].n_tokens
             console.print(
-                f"run {folder}: {sizes['parameters']:,} parameters, {prepared.splits['train'].n_tokens:,} training "
+                f"run {folder}: {sizes['parameters']:,} parameters, {f'{stored:,}' if stored else 'fresh'} training "
                 f"tokens of {prepared.source}, steps {first_step} to {steps} of {sizes['tokens_per_step']:,} tokens",
                 soft_wrap=True,
             )
@@ -379,6 +381,7 @@ def _callbacks(
         log_every=training.log_every,
         tokens_per_step=sizes["tokens_per_step"],
     )
+    every, tokenizer, opening = training.sample_every, prepared.tokenizer, _opening(prepared)
     checkpoints = Checkpoints(
         folder,
         metrics,
@@ -396,7 +399,7 @@ def _callbacks(
         *([] if probe is None else [Telemetry(metrics, clock, probe, compiled=training.compile)]),
         checkpoints,
         Interrupt(checkpoints),
-        Samples(folder, console, clock, prepared.tokenizer, _opening(prepared), every=training.sample_every, seed=seed),
+        *([] if every is None else [Samples(folder, console, clock, tokenizer, opening, every=every, seed=seed)]),
     ]
 
 
@@ -406,9 +409,10 @@ def _opening(prepared: Prepared) -> list[int]:
     return (held_back if held_back.n_tokens else prepared.splits["train"]).tokens[:64].tolist()
 
 
-def _bytes_per_token(prepared: Prepared, name: str) -> float | None:
+def _validation_set(prepared: Prepared, name: str) -> ValidationSet:
     split = prepared.splits[name]
-    return split.n_bytes / split.n_tokens if split.n_bytes else None
+    bytes_per_token = split.n_bytes / split.n_tokens if split.n_bytes else None
+    return ValidationSet(name, bytes_per_token, isinstance(split, FixedSet))
 
 
 def _figures(result: LikelihoodResult) -> dict[str, Any]:
@@ -418,5 +422,6 @@ def _figures(result: LikelihoodResult) -> dict[str, Any]:
         "loss_se": found["standard_error"],
         "perplexity": result.perplexity,
         "bits_per_byte": found["bits_per_byte"],
+        **({} if found["accuracy"] is None else {"accuracy": found["accuracy"]}),
         "tokens": found["tokens"],
     }

@@ -3,7 +3,10 @@
     <run>/scores/<split>.npz
         nats (W,)  summed over each window, in reading order      tokens (W,)  predicted in it
         position_nats (T,), position_tokens (T,)                  the same by place in a window
-        correct (W,), answers (W,)   where only some places are asked about, as in a task: how many, and how many right
+    and of a task
+        correct (W,), answers (W,)   how many are right, of how many that are asked for
+        pairs (W,)                   what a window asks to be kept in mind
+        gap_from, gap_correct, gap_answers (G,)     the same by gap; bin i holds gaps from gap_from[i] on
 
 Scored on the first rank alone, in float32: what a run is compared by depends on no device count.
 """
@@ -11,6 +14,7 @@ Scored on the first rank alone, in float32: what a run is compared by depends on
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +23,10 @@ import torch
 
 from softattn_lm.data import Prepared
 from softattn_lm.data.module import ValidationBatches
+from softattn_lm.data.tasks import FixedSet
 from softattn_lm.errors import UserError
-from softattn_lm.evaluation.likelihood import IGNORED, Likelihood
+from softattn_lm.evaluation.likelihood import Likelihood
+from softattn_lm.evaluation.recall import by_window
 
 if TYPE_CHECKING:
     from softattn_lm.model.decoder import DecoderLM
@@ -28,7 +34,7 @@ if TYPE_CHECKING:
 FOLDER = "scores"
 
 
-def require_scorable(names: list[str], prepared: Prepared) -> None:
+def require_scorable(names: Sequence[str], prepared: Prepared) -> None:
     """Raises UserError for a split that is asked for and holds nothing to predict."""
     for name in names:
         if name not in prepared.splits or prepared.splits[name].n_tokens < 2:
@@ -40,7 +46,7 @@ def require_scorable(names: list[str], prepared: Prepared) -> None:
 
 
 def write_scores(
-    model: DecoderLM, prepared: Prepared, names: list[str], folder: Path, batch_size: int
+    model: DecoderLM, prepared: Prepared, names: Sequence[str], folder: Path, batch_size: int
 ) -> dict[str, dict[str, Any]]:
     """Scores each split, writes its file, and returns for each {"loss", "loss_se", "accuracy", "tokens"}.
 
@@ -58,9 +64,10 @@ def score(
     model: DecoderLM, prepared: Prepared, name: str, batch_size: int
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """(the arrays of the file, figures) of one split; `batch_size` windows at once, which changes nothing else."""
-    batches = ValidationBatches(prepared.splits[name], model.context, batch_size, 0, 1, model.packs_documents)
+    split = prepared.splits[name]
+    batches = ValidationBatches(split, model.context, batch_size, 0, 1, model.packs_documents)
     device, was_training = model.embed.weight.device, model.training
-    likelihood, right = Likelihood(), []
+    likelihood = Likelihood(isinstance(split, FixedSet))
     model.eval()
     try:
         with torch.no_grad():
@@ -68,17 +75,12 @@ def score(
                 x, y, *documents = (tensor.to(device) for tensor in batches[index])
                 logits = model(x, documents=documents[0] if documents else None)
                 likelihood.add(logits, y)
-                right.append(((logits.argmax(-1) == y) & (y != IGNORED)).sum(1).cpu())
     finally:
         model.train(was_training)
-    windows = likelihood.windows()
-    correct = torch.cat(right).numpy()
-    result = likelihood.result()
-    # The last window of a text may be short; a task asks about few places of every one.
-    asked = bool((windows["tokens"][:-1] < model.context).any())
-    arrays = windows | ({"correct": correct, "answers": windows["tokens"]} if asked else {})
-    accuracy = float(correct.sum() / windows["tokens"].sum()) if asked else None
-    figures = {"loss": result.nats_per_token, "loss_se": result.standard_error, "accuracy": accuracy}
+    arrays, result = likelihood.windows(), likelihood.result()
+    if isinstance(split, FixedSet):
+        arrays |= by_window(likelihood.right(), split.sequences)
+    figures = {"loss": result.nats_per_token, "loss_se": result.standard_error, "accuracy": result.accuracy}
     return arrays, figures | {"tokens": result.tokens}
 
 

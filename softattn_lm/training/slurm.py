@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from softattn_lm.runs import is_first_process, read_status, run_folders, write_json
 
@@ -53,9 +54,10 @@ def run_to_continue(root: Path, name: str | None, command: list[str]) -> Path | 
     return None
 
 
-def _read(folder: Path) -> dict[str, object] | None:
+def _read(folder: Path) -> dict[str, Any] | None:
     file = folder / FILE
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    found: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    return found
 
 
 def requeue() -> str:

@@ -35,7 +35,8 @@ def say(console: Console, summary: dict[str, Any]) -> None:
     folder = Path(summary["folder"])
     kept = ", ".join(str(path) for path in sorted((folder / "checkpoints").glob("*.ckpt")))
     table.add_row("checkpoints", Text(kept))  # Text: a path may look like markup
-    table.add_row("samples", Text(str(folder / "samples.txt")))
+    if (folder / "samples.txt").is_file():
+        table.add_row("samples", Text(str(folder / "samples.txt")))
     heading = Text(f"run {run_name(folder)}")
     console.print(Panel(table, title=heading, title_align="left", border_style="green", expand=False))
     # Outside the frame and never folded, so that they can be copied.
@@ -47,6 +48,8 @@ def likelihood_line(found: dict[str, Any]) -> str:
     said = f"{found['loss']:.4f} ± {found['loss_se']:.4f} nats per token, perplexity {found['perplexity']:.2f}"
     if found["bits_per_byte"] is not None:
         said += f", {found['bits_per_byte']:.4f} bits per byte"
+    if found.get("accuracy") is not None:
+        said = f"{found['loss']:.4f} ± {found['loss_se']:.4f} nats per answer, {found['accuracy']:.1%} of them right"
     return said
 
 

@@ -139,11 +139,11 @@ def _begin(settings: LoggerSettings, folder: Path, config: dict[str, Any]) -> An
     place.mkdir(exist_ok=True)
     remembered = place / "id"
     known = remembered.read_text(encoding="utf-8").strip() if remembered.is_file() else None
-    given = {
+    given: dict[str, Any] = {
         "name": folder.name, "dir": folder, "project": settings.project, "entity": settings.entity,
         "group": settings.group, "tags": settings.tags, "id": known, "resume": "allow", "config": config,
     } | _in_ablation(config.get("ablation"), settings)  # fmt: skip
-    limits = {"init_timeout": BEGIN, "finish_timeout": END, "finish_timeout_raises": True}
+    limits: dict[str, Any] = {"init_timeout": BEGIN, "finish_timeout": END, "finish_timeout_raises": True}
     how = wandb.Settings(console="off", silent=True, x_graphql_timeout_seconds=BEGIN, **limits)
     fault = None
     run = None

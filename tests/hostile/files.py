@@ -120,7 +120,10 @@ def files(good: bytes, canary: Path) -> dict[str, bytes]:
         ),
         "packed": repacked(good, zipfile.ZIP_DEFLATED, lambda name, data: data),
         "another pickle inside": repacked(
-            good, zipfile.ZIP_STORED, lambda name, data: pickle.dumps(Reduces(canary)) if name.endswith("data.pkl") else data
+            good, zipfile.ZIP_STORED, lambda name, data: pickle.dumps(Reduces(canary), 2) if name.endswith("data.pkl") else data
+        ),
+        "another pickle of another protocol inside": repacked(
+            good, zipfile.ZIP_STORED, lambda name, data: pickle.dumps([1], 5) if name.endswith("data.pkl") else data
         ),
         "half": good[: len(good) // 2],
         "without its end": good[:-30],

@@ -1,8 +1,9 @@
 """What a stranger could write into a config: nodes that would make a canary file if somebody built them."""
 
-import pickle
 from pathlib import Path
 from typing import Any
+
+import torch
 
 
 class Reduces:
@@ -18,7 +19,7 @@ class Reduces:
 def live_nodes(canary: Path) -> dict[str, dict[str, Any]]:
     """Name -> a node that Hydra's own instantiate, with its block-list, builds; each makes `canary`."""
     pickled = canary.with_name("pickled.pt")
-    pickled.write_bytes(pickle.dumps(Reduces(canary)))
+    torch.save(Reduces(canary), pickled)
     path = {"_target_": "pathlib.Path", "_args_": [str(canary)]}
     write = {"obj": 1, "f": str(canary)}
     return {

@@ -40,7 +40,7 @@ class Slot:
 
     def ended(self, folder: Path, code: int | None) -> None:
         """Free again, and written down."""
-        row = {"slot": self.number, "run": None if self.run is None else self.run.name, "pid": self.pid}
+        row: dict[str, object] = {"slot": self.number, "run": None, "pid": self.pid}
         if self.run is not None:
             row["run"] = os.path.relpath(self.run, folder)
         row |= {"port": self.port, "devices": list(self.devices), "start": self.began, "end": time.time(), "code": code}

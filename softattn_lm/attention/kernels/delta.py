@@ -37,6 +37,7 @@ class Delta(AttentionKernel):
     """
 
     recurrent = True
+    state_products = 3  # it also reads what it writes over
     normed = True
     rows_sum_to = "anything"
     refuses: ClassVar[dict[str, str]] = {

@@ -115,6 +115,9 @@ class TaskStream:
         self._number = -1
         self._block: Sequences | None = None
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_number": -1, "_block": None}
+
     def batch(self, first: int, count: int) -> Sequences:
         """Sequences first .. first + count - 1."""
         numbers = range(first // BLOCK, (first + count - 1) // BLOCK + 1) if count else range(first // BLOCK, 0)

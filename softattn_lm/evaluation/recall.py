@@ -1,0 +1,85 @@
+"""How many answers of a task are right: of all, by the number of pairs in the sequence, and by gap.
+
+A gap is how many tokens before the question its answer stands. Bins double: 1, 2-3, 4-7, 8-15, ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from softattn_lm.data.tasks.base import FixedSet, Sequences, TaskWindows
+from softattn_lm.data.windows import PADDED
+from softattn_lm.evaluation.likelihood import Likelihood, LikelihoodResult
+
+if TYPE_CHECKING:
+    from softattn_lm.model.decoder import DecoderLM
+
+
+@dataclass(frozen=True)
+class Share:
+    """`correct` of `answers` are right."""
+
+    correct: int
+    answers: int
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.answers
+
+
+def by_window(right: np.ndarray, sequences: Sequences) -> dict[str, np.ndarray]:
+    """right (W, T) bool -> {"correct", "answers", "pairs"} (W,) and {"gap_from", "gap_correct", "gap_answers"} (G,), all
+    int64, for gaps that there are.
+    """
+    asked = sequences.y != PADDED
+    bins = np.log2(np.maximum(1, sequences.gaps[asked])).astype(np.int64)  # exact: a float64 of a power of 2 is
+    answers, correct = np.bincount(bins), np.bincount(bins, weights=right[asked]).astype(np.int64)
+    there = np.flatnonzero(answers)
+    return {
+        "correct": (right & asked).sum(1),
+        "answers": asked.sum(1),
+        "pairs": sequences.pairs,
+        "gap_from": 2**there,
+        "gap_correct": correct[there],
+        "gap_answers": answers[there],
+    }
+
+
+def by_pairs(found: dict[str, np.ndarray]) -> dict[int, Share]:
+    """From what `by_window` gives: number of pairs -> share."""
+    shares = {}
+    for pairs in np.unique(found["pairs"]):
+        here = found["pairs"] == pairs
+        shares[int(pairs)] = Share(int(found["correct"][here].sum()), int(found["answers"][here].sum()))
+    return shares
+
+
+def by_gap(found: dict[str, np.ndarray]) -> dict[str, Share]:
+    """From what `by_window` gives: "4-7" -> share."""
+    return {
+        "1" if first == 1 else f"{first}-{2 * first - 1}": Share(int(correct), int(answers))
+        for first, correct, answers in zip(found["gap_from"], found["gap_correct"], found["gap_answers"], strict=True)
+    }
+
+
+def measure_task(
+    model: DecoderLM, fixed: FixedSet, batch_size: int
+) -> tuple[LikelihoodResult, dict[int, Share], dict[str, Share]]:
+    """(loss over answers and accuracy, by pairs, by gap). The model gets its mode back."""
+    device, was_training = model.embed.weight.device, model.training
+    likelihood = Likelihood(task=True)
+    model.eval()
+    try:
+        with torch.no_grad():
+            windows = TaskWindows(fixed, batch_size)
+            for index in range(len(windows)):
+                x, y = (torch.from_numpy(array).to(device) for array in windows[index])
+                likelihood.add(model(x), y)
+    finally:
+        model.train(was_training)
+    found = by_window(likelihood.right(), fixed.sequences)
+    return likelihood.result(), by_pairs(found), by_gap(found)

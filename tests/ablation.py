@@ -1,0 +1,75 @@
+"""Ablations so small that a run trains for a fraction of a second, asked as on a command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from softattn_lm.cli import main
+from tests.tiny_run import text
+
+TINY = [
+    *(
+        "trainer=cpu",
+        "logger=none",
+        "data=text_file",
+        "tokenizer=char",
+        "data.val_fraction=0.1",
+        "data.test_fraction=0.1",
+    ),
+    *("model.n_layer=1", "model.n_head=2", "model.d_model=16", "model.context=16", "batch_size=8"),
+    *("steps=8", "training.val_every=8", "training.log_every=4"),
+]
+
+
+def words(folder: Path, *typed: str) -> list[str]:
+    """What to type: TINY where it is not typed, on a text in `folder`; runs below folder/runs."""
+    file = folder / "text.txt"
+    if not file.exists():
+        file.write_text(text(3000), encoding="utf-8")
+    given = {word.partition("=")[0] for word in typed}
+    base = [word for word in TINY if word.partition("=")[0] not in given]
+    return [*base, f"data.path={file}", f"runs={folder / 'runs'}", *typed]
+
+
+def ablate(folder: Path, *typed: str) -> int:
+    """The exit status of `ablate`, in this process."""
+    try:
+        main("ablate", words(folder, *typed))
+    except SystemExit as stop:
+        return int(stop.code or 0)
+
+
+def started(folder: Path, *typed: str) -> subprocess.Popen[str]:
+    """`ablate` in a process that can be stopped and killed."""
+    command = [sys.executable, "-m", "softattn_lm", "ablate", *words(folder, *typed)]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+
+
+def losses(folder: Path, split: str = "test") -> dict[str, float]:
+    """Path of each finished run of the report stage -> its loss."""
+    found = {}
+    for file in sorted(folder.glob("report/**/summary.json")):
+        scores = json.loads(file.read_text(encoding="utf-8"))["scores"]
+        found[file.parent.relative_to(folder).as_posix()] = scores[split]["loss"]
+    return found
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def initial(run: Path) -> dict[str, np.ndarray]:
+    """The parameters in the checkpoint of step 0."""
+    import torch
+
+    state = torch.load(run / "checkpoints" / "step-00000000.ckpt", weights_only=True)["state_dict"]
+    return {name: value.numpy() for name, value in state.items()}

@@ -1,0 +1,96 @@
+"""Benchmarks: ratios are taken within a repeat, figures are arithmetic on times, and all sides do the same work."""
+
+import json
+
+import pytest
+import torch
+from rich.console import Console
+
+from softattn_lm.commands import benchmark, benchmark_generate, limits
+from softattn_lm.commands.comparison import Report, Row, interleaved, table_of
+from softattn_lm.config.settings import BenchmarkSettings
+from softattn_lm.errors import UserError
+from softattn_lm.model.generate import generate
+
+FASTER = Row("a", "tokens/s", [10.0, 40.0, 30.0], {"peer": [5.0, 10.0, 20.0], "other": [1.0, 1.0, 1.0]}, "peer", 2.0)
+
+
+def test_a_ratio_is_taken_within_a_repeat_and_its_median_is_reported():
+    assert FASTER.ratios == [2.0, 4.0, 1.5]  # medians of each side would give 30 / 10
+    assert (FASTER.ratio, FASTER.spread, FASTER.reached) == (2.0, (1.5, 4.0), True)
+
+
+def test_where_less_is_better_a_ratio_above_one_is_still_ours_ahead():
+    row = Row("a", "s", [1.0, 2.0], {"peer": [3.0, 4.0]}, "peer", 3.0, limit=0.75, more_is_better=False)
+    assert row.ratios == [3.0, 2.0] and row.ratio == 2.5 and row.reached is False
+    assert row.of_limit == 0.5
+    assert Row("a", "s", [1.0], {"peer": [1.0]}, "peer").reached is None
+
+
+def test_rounds_are_interleaved_behind_one_that_warms_up():
+    calls: list[str] = []
+
+    def case(name: str):
+        return lambda: calls.append(name) or float(len(calls))
+
+    found = interleaved({"a": case("a"), "b": case("b")}, repeats=2)
+    assert calls == ["a", "b"] * 3 and found == {"a": [3.0, 5.0], "b": [4.0, 6.0]}
+
+
+def test_a_table_says_what_was_missed(capsys):
+    missed = Row("b", "tokens/s", [1.0], {"peer": [1.0]}, "peer", 2.0, limit=4.0)
+    Console(width=120).print(table_of([FASTER, missed]))
+    first, second = capsys.readouterr().out.split("a ", 1)[1].split("b ", 1)
+    assert "2: yes" in first and "1.5 to 4 " in first.replace("1.50 to 4.00", "1.5 to 4 ")
+    assert "2: NO" in second and "(25%)" in second
+
+
+def test_the_file_holds_every_figure_and_what_it_depends_on(tmp_path):
+    report = Report({"repeats": 3}, tmp_path / "x.json", Console(quiet=True))
+    report.open()
+    report.close([FASTER])
+    held = json.loads((tmp_path / "x.json").read_text())
+    assert held["rows"][0]["ours"] == FASTER.ours and held["rows"][0]["spread"] == [1.5, 4.0]
+    assert held["machine"]["torch"] == torch.__version__ and held["machine"]["threads"] == torch.get_num_threads()
+    assert "pytest" in held["command"] and held["settings"] == {"repeats": 3}
+
+
+def test_limits_are_operations_and_bytes_per_second(monkeypatch):
+    monkeypatch.setattr(limits, "seconds_of", lambda step: 0.5)
+    assert limits.gemm_rate(size=64) == 2 * 64**3 * 3 / 0.5
+    assert limits.read_bandwidth(2**26) == 2**26 * 2 / 0.5  # read twice in a round
+
+
+def test_a_topic_that_is_none_is_named_with_those_there_are():
+    with pytest.raises(UserError, match=r"attention.*generate; 'speed' came"):
+        benchmark.run({}, ["speed"])
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_bare_loop_writes_what_the_model_writes(monkeypatch, batch):
+    monkeypatch.setattr(benchmark_generate, "NEW", 40)
+    model = benchmark_generate.gpt2_style(2, 128)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            # Larger than a start's 0.02, or one token would be repeated for ever.
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name))) * 0.2)
+    ours = list(generate(model, [1] * benchmark_generate.PROMPT, max_new_tokens=40, temperature=0, n=batch))
+    assert benchmark_generate.bare_loop(model, batch).t().tolist() == ours
+    assert len({step[0] for step in ours}) > 1
+
+
+@pytest.mark.slow
+def test_generate_compares_all_sides_and_writes_the_file(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(benchmark_generate, "NEW", 6)
+    monkeypatch.setattr(benchmark_generate, "SHORT", 10)
+    monkeypatch.setattr(benchmark_generate, "LONG", 80)
+    monkeypatch.setattr(benchmark_generate, "CASES", [benchmark_generate.Case(1, 128, 2, 0.001)])
+    monkeypatch.setattr(benchmark_generate.shutil, "which", lambda name: None)  # compiling takes seconds
+    benchmark_generate.benchmark(BenchmarkSettings(repeats=2), tmp_path / "generate.json")
+    held = json.loads((tmp_path / "generate.json").read_text())
+    long, short = held["rows"]
+    assert list(short["peers"]) == ["transformers", "transformers, static", "bare loop"]
+    assert all(len(rates) == 2 and min(rates) > 0 for rates in [short["ours"], *short["peers"].values()])
+    assert short["reached"] and long["against"] == "10 tokens"
+    assert "0.001: yes" in capsys.readouterr().out
