@@ -30,6 +30,8 @@ from softattn_lm.errors import UserError, visible
 def main(command: str | None = None, argv: list[str] | None = None) -> NoReturn:
     """Runs a command and exits. Without `command`, the first word of `argv` (by default sys.argv[1:]) names it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    # What is left at the end goes with the process; looking through torch's objects once more would take a second.
+    atexit.register(gc.freeze)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning

@@ -53,6 +53,7 @@ RESUMABLE = (
     "training.telemetry",
     "training.score",
 )
+LONGEST_NAME = 200  # bytes of a run's name; file systems allow 255, and files beside it are called after it
 _BUDGETS = ("steps", "tokens", "epochs")
 _MODEL = ("model", "attention", "scale", "position", "mask", "projections", "tokenizer", "experiment")
 
@@ -173,6 +174,8 @@ def _is_job(folder: Path) -> bool:
 def valid_name(name: str) -> str:
     """A folder name that needs no quoting anywhere. `=` would read as an override on the command line."""
     bad = sorted({c for c in name if not (c.isalnum() or c in "._-")})
+    if not bad and len(name.encode()) > LONGEST_NAME:
+        raise UserError(f"name={name[:40]}... is {len(name.encode())} bytes long; type one of {LONGEST_NAME} or less")
     if not name or bad or name.startswith((".", "-")) or name == "cache":
         said = f"contains {' '.join(repr(c) for c in bad)}" if bad else "is empty, reserved or begins with . or -"
         raise UserError(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from softattn_lm.cli import main
+from softattn_lm.commands import worker
 from tests.tiny_run import text
+from tests.warm import _CONTEXT
 
 TINY = [
     *(
@@ -54,6 +57,35 @@ def started(folder: Path, *typed: str) -> subprocess.Popen[str]:
     )
 
 
+class Forked:
+    """A warm server out of the one of tests/warm.py, which has imported everything already."""
+
+    def __init__(self, orders: socket.socket, modules: Sequence[str]) -> None:
+        self.process = _CONTEXT.Process(target=_serve, args=(orders, list(modules), dict(os.environ)))
+        self.process.start()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired("server", timeout or 0.0)
+        return self.process.exitcode
+
+    def kill(self) -> None:
+        self.process.kill()
+
+
+def forked_server(orders: socket.socket, modules: Sequence[str], inherited: Sequence[int]) -> Forked:
+    return Forked(orders, modules)
+
+
+def _serve(orders: socket.socket, modules: list[str], environment: dict[str, str]) -> None:
+    multiprocessing.set_start_method("fork", force=True)
+    os.setsid()
+    os.environ.update(environment)
+    worker.Server(orders).serve()
+    os._exit(0)
+
+
 def losses(folder: Path, split: str = "test") -> dict[str, float]:
     """Path of each finished run of the report stage -> its loss."""
     found = {}
@@ -65,11 +97,3 @@ def losses(folder: Path, split: str = "test") -> dict[str, float]:
 
 def rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-
-
-def initial(run: Path) -> dict[str, np.ndarray]:
-    """The parameters in the checkpoint of step 0."""
-    import torch
-
-    state = torch.load(run / "checkpoints" / "step-00000000.ckpt", weights_only=True)["state_dict"]
-    return {name: value.numpy() for name, value in state.items()}

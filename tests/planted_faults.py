@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.fault import ATTENTION, KERNELS, MODEL, POSITION, Fault, contract, formulas
+from tests.faults_of_decoding import DECODING
 from tests.faults_of_rivals import NORMALISERS, STATES
 
 
@@ -429,7 +430,7 @@ BLOCK = [
     Fault(
         "K = V in the cache: stored twice",
         f"{ATTENTION}/block.py",
-        "if cache is not None and self.late:",
+        "if kept is not None and self.late:",
         "if False:",
         formulas("_projections", "test_keys_that_are_values_are_cached_once"),
     ),
@@ -506,4 +507,4 @@ DECODER = [
         "tests/test_reach.py::test_the_last_logit_depends_on_its_receptive_field_and_on_nothing_before",
     ),
 ]
-FAULTS = [*MASKS, *SOFTMAX, *FAST, *OTHERS, *POSITIONS, *BLOCK, *DECODER, *NORMALISERS, *STATES]
+FAULTS = [*MASKS, *SOFTMAX, *FAST, *OTHERS, *POSITIONS, *BLOCK, *DECODER, *NORMALISERS, *STATES, *DECODING]

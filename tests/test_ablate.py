@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 
 from softattn_lm.ablation import journal
+from softattn_lm.ablation.executors import warm
 from softattn_lm.ablation.plan import Plan
 from softattn_lm.runs import read_config, read_status
-from tests.ablation import ablate, losses, rows
+from tests.ablation import ablate, forked_server, losses, rows
 
 ARMS = "attention=sdpa,linear"
+
+
+@pytest.fixture(autouse=True)
+def _warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "start_server", forked_server)
 
 
 def test_a_question_is_tuned_and_reported_on_fresh_seeds_and_asked_again_does_nothing(tmp_path: Path) -> None:
@@ -87,7 +93,8 @@ def test_arms_share_initial_values_and_windows_seed_by_seed(tmp_path: Path) -> N
     folder = tmp_path / "runs" / "q" / "report"
 
     def first(arm: str, seed: int) -> float:
-        return rows(folder / arm / f"seed-{seed}" / "metrics.jsonl")[0]["loss"]
+        trained = rows(folder / arm / f"seed-{seed}" / "metrics.jsonl")
+        return next(row["loss"] for row in trained if row["kind"] == "train")
 
     # The learned scale begins as 1/sqrt(d): before the first update both arms are one model on the same samples.
     assert first("one", 0) == pytest.approx(first("two", 0), abs=1e-6) and first("one", 0) != first("one", 1)

@@ -61,7 +61,7 @@ def prompt(length: int, n: int = 1, seed: int = 0) -> torch.Tensor:
 @torch.no_grad()
 def largest_difference(model, n: int, length: int, steps: int) -> float:
     """Between logits of a plan and of the model, over `steps` tokens behind a prompt."""
-    cache, tokens = model.new_cache(), prompt(length + steps, n, seed=1)
+    cache, tokens = model.new_cache(), prompt(length + steps, n, seed=1).to(model.embed.weight.device)
     model(tokens[:, :length], cache)
     flat, worst = Decode(model, cache, n, length + steps), 0.0
     for token in tokens[:, length:].unbind(1):
@@ -109,6 +109,14 @@ def test_every_shipped_recipe_is_decoded_flat(recipe):
     cfg = check(compose("train", [f"model={recipe}", "model.context=32"], config_folder()), "TrainSettings")
     model = shaken(build(cfg["model"], vocab_size=11, seed=0)).eval()
     assert knows(model) and largest_difference(model, 2, 3, 20) < 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("name", ["fast", "gpt2_style", "window and sinks"])
+def test_logits_on_a_gpu_are_those_of_the_model(name):
+    model = shaken(tiny_model(**MODELS[name])).double().eval().cuda()
+    assert knows(model) and largest_difference(model, 2, 5, 11) < 1e-6
 
 
 def gated(model):

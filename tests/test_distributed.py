@@ -93,6 +93,7 @@ def test_a_divided_model_is_saved_whole_and_writes_what_an_undivided_one_writes(
 @pytest.mark.slow
 def test_a_run_goes_on_under_another_strategy(matrix, tmp_path):
     """Muon's state, AdamW's and the weights are found whole in what FSDP saved, and divided again where it goes on."""
+
     def goes_on(saved_by, layout):
         run = tmp_path / f"{saved_by.strategy}-{layout.strategy}"
         shutil.copytree(matrix["muon", saved_by].folder, run)

@@ -23,10 +23,9 @@ RICH = {"smear": True, "value_embeddings": True, "n_kv_head": 2, "qk_norm": "rms
 def test_greedy_ids_are_identical_with_and_without_the_cache_over_three_contexts(kernel, position, mask, length):
     model = shaken(tiny_model(kernel, position=position, mask=mask, **RICH), seed=3)
     prompt = torch.randint(11, (length,), generator=torch.Generator().manual_seed(length)).tolist()
-    texts = [
-        list(generate(model, prompt, max_new_tokens=48, temperature=0, use_cache=cached)) for cached in (True, False)
-    ]
-    assert texts[0] == texts[1] and len(texts[0]) == 48
+    ways = [{"use_cache": True}, {"use_cache": True, "flat": False}, {"use_cache": False}]
+    texts = [list(generate(model, prompt, max_new_tokens=48, temperature=0, **way)) for way in ways]
+    assert texts[0] == texts[1] == texts[2] and len(texts[0]) == 48
     assert len({ids[0] for ids in texts[0]}) > 1  # a constant text would prove nothing
 
 

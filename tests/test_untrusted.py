@@ -16,11 +16,14 @@ import yaml
 from softattn_lm import cli
 from softattn_lm.commands.train import saved_config
 from softattn_lm.config import build as building
+from softattn_lm.config.build import build
 from softattn_lm.config.stored import require_harmless, stored_run
+from softattn_lm.config.tree import config_folder
 from softattn_lm.errors import UserError, visible
 from softattn_lm.runs import read_config
 from softattn_lm.training.checkpoint import load_run
 from softattn_lm.training.console import plain_console
+from softattn_lm.training.untrusted import require_fitting
 from tests.hostile.files import edits, files, laughs
 from tests.hostile.nodes import dead_nodes, live_nodes
 from tests.tiny_run import tiny_train
@@ -80,6 +83,34 @@ def test_the_copy_is_read_as_long_as_nobody_spoils_it(run: Path, canary: Path) -
         with pytest.raises(SystemExit) as stop:
             cli.main(words[0], words[1:])
         assert stop.value.code == 0
+
+
+POLICIES = [
+    (file.parent.name, file.stem)
+    for group in ("attention", "position", "scale", "projections", "mask")
+    for file in sorted((config_folder() / group).glob("*.yaml"))
+    if file.stem not in ("custom", "pattern")
+]
+
+
+@pytest.mark.parametrize(("group", "choice"), POLICIES, ids="=".join)
+def test_the_trial_build_that_takes_no_memory_has_the_weights_of_the_real_one(
+    group: str, choice: str, good: Path
+) -> None:
+    node = read_config(good)["model"]
+    chosen = yaml.safe_load((config_folder() / group / f"{choice}.yaml").read_text(encoding="utf-8"))
+    needed = {"window": 8, "value": 0.5, "dropout": 0.0, "sinks": 2, "rank": 4}
+    text = ("???", "${")
+    node[group] = {
+        key: needed.get(key, value) if isinstance(value, str) and value.startswith(text) else value
+        for key, value in chosen.items()
+    }
+    node |= {"dropout": 0.0, "value_embeddings": False, "qk_norm": "none"}
+    given = {"vocab_size": 9, "seed": 0}
+    weights = build(node, **given).state_dict()
+    require_fitting(node, given, weights, Path("x"))
+    with pytest.raises(UserError, match="do not fit"):
+        require_fitting(node, given | {"vocab_size": 10}, weights, Path("x"))
 
 
 @pytest.mark.parametrize("name", NODES)

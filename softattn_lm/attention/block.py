@@ -101,27 +101,27 @@ class CausalSelfAttention(nn.Module):
         cache: KVCache | None = None,
         return_weights: bool = False,
     ) -> Attended:
-        """value: added to v, (B, G, T, D), or (B, G, S, D) with a cache if `late`. first: the values of the first layer,
-        (B, G, T, D).
+        """value: added to v, (B, G, T, D), or (B, G, S, D) with a cache if `late`. first: (B, G, T, D), the values of
+        the first layer.
         """
-        recurrent = self.kernel.recurrent and cache is not None
-        if recurrent and return_weights:
+        kept, state = (None, cache) if self.kernel.recurrent else (cache, None)
+        if state is not None and return_weights:
             raise UserError(
                 f"attention {type(self.kernel).__name__} of layer {self.layer} decodes from a state, and its cache "
                 "holds no keys to have weights for; ask for return_weights without a cache"
             )
-        if cache is not None and self.late:
-            q, k, v = self._from_cache(x, given, value, cache)
+        if kept is not None and self.late:
+            q, k, v = self._from_cache(x, given, value, kept)
         else:
             q, k, v = self._from_input(x, given, value, first, cache)
-            if cache is not None and not recurrent:
-                k, v = cache.extend(self.layer, "k", k), cache.extend(self.layer, "v", v)
+            if kept is not None:
+                k, v = kept.extend(self.layer, "k", k), kept.extend(self.layer, "v", v)
         q = _turned(self.q_norm(q), given.rotation)
         features = self.kernel.features(x)
-        if cache is not None and features is not None and not recurrent:
-            features = cache.extend(self.layer, "features", features)
-        if cache is not None and recurrent:
-            y, weights = self._recur(q, k, v, given, features, cache), None
+        if kept is not None and features is not None:
+            features = kept.extend(self.layer, "features", features)
+        if state is not None:
+            y, weights = self._recur(q, k, v, given, features, state), None
         else:
             y, weights = self._attend(q, k, v, given, features, return_weights)
         if self.head_norm is not None:

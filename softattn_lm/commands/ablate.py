@@ -19,6 +19,7 @@ from typing import Any
 from softattn_lm.ablation import journal, matching, question
 from softattn_lm.ablation.executors.local import Local
 from softattn_lm.ablation.executors.slots import Slot, graphics_processors, make_slots
+from softattn_lm.ablation.executors.warm import Warm
 from softattn_lm.ablation.jobs import Configs
 from softattn_lm.ablation.plan import FILE, Plan, agreed
 from softattn_lm.ablation.planner import Planner, Result, locked
@@ -138,12 +139,12 @@ def _begun(plan: Plan, folder: Path) -> Plan:
     return merged
 
 
-def _work(plan: Plan, folder: Path, settings: AblateSettings, execution: list[str], lock: int | None) -> Result:
+def _work(plan: Plan, folder: Path, settings: AblateSettings, execution: list[str], lock: int) -> Result:
     configs = Configs(plan, composed, execution)
     first = configs.of(plan.baseline, plan.sizes[0])
     slots = _slots(settings, first)
     modules = ["wandb"] if first["logger"]["name"] == "wandb" else []
-    here = Local(folder, folder.parent, slots, execution, modules, lock)
+    here = Local(folder, folder.parent, slots, Warm(modules, [lock]), execution)
     executor: Any = here
     try:
         plan, costs, unfit = _measured(plan, configs, folder, here)
@@ -241,7 +242,7 @@ def _dry_run(plan: Plan, folder: Path, settings: AblateSettings, execution: list
     with tempfile.TemporaryDirectory() as scratch:
         # Token files are kept where the runs will look for them.
         place = folder if (folder / FILE).is_file() else Path(scratch) / plan.name
-        here = Local(place, folder.parent, slots, execution)
+        here = Local(place, folder.parent, slots, Warm(), execution)
         try:
             plan, costs, unfit = _measured(plan, configs, place, here)
         finally:

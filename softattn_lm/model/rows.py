@@ -23,7 +23,8 @@ class Matrix:
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), batch)
 
     def __call__(self, x: Tensor) -> Tensor:
-        x = x.to(self.dtype)
+        if self.half:
+            x = x.to(self.dtype)
         if self.packed is not None:
             return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
         return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)

@@ -132,6 +132,8 @@ def quiet() -> Iterator[None]:
         warnings.simplefilter("ignore", PossibleUserWarning)
         # Lightning 2.6 calls this torch function by its old name.
         warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+        # A block hands its values on, which are views; nothing is done to them in place.
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
         for logger in loggers:
             logger.setLevel(logging.WARNING)
         try:

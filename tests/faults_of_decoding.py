@@ -1,0 +1,56 @@
+"""Faults of a flat decode step, which shares no code with the step that it stands for."""
+
+from tests.fault import MODEL, Fault
+
+LOGITS = "tests/test_decode.py::test_logits_are_those_of_the_model"
+DECODING = [
+    Fault(
+        "flat: sinks are overwritten",
+        f"{MODEL}/ring.py",
+        "return position if position < self.sinks else self.sinks + (position - self.sinks) % self.window",
+        "return position % self.size",
+        LOGITS,
+    ),
+    Fault(
+        "flat: keys of the prompt keep the order of the model",
+        f"{MODEL}/ring.py",
+        "keys.copy_(keys[..., turns.order(keys.shape[-1], keys.shape[-1])])",
+        "turns.order(keys.shape[-1], keys.shape[-1])",
+        LOGITS,
+    ),
+    Fault(
+        "flat: angles stop at the end of the first table",
+        f"{MODEL}/ring.py",
+        "self.now = self.table[position - self.start]",
+        "self.now = self.table[position % TURNS]",
+        "tests/test_decode.py::test_a_drawn_text_is_the_same_too",
+    ),
+    Fault(
+        "flat: a token carries itself",
+        f"{MODEL}/decode.py",
+        "torch.addcmul(x, self.smear, self.before), x",
+        "torch.addcmul(x, self.smear, x), x",
+        LOGITS,
+    ),
+    Fault(
+        "flat: the bias of what is added to the stream is left out",
+        f"{MODEL}/rows.py",
+        "(stream if self.bias is None else stream.add_(self.bias)).addmm_(x, self.weight)",
+        "stream.addmm_(x, self.weight)",
+        LOGITS,
+    ),
+    Fault(
+        "flat: a hook is passed over",
+        f"{MODEL}/decode.py",
+        "part._forward_hooks or part._forward_pre_hooks for part",
+        "part._forward_pre_hooks for part",
+        "tests/test_decode.py::test_what_is_not_known_is_left_to_the_model",
+    ),
+    Fault(
+        "flat: only the types of parts are looked at",
+        f"{MODEL}/decode.py",
+        "and all(KNOWN_PARAMETERS.fullmatch(name) for name, _ in model.named_parameters())",
+        "and True",
+        "tests/test_decode.py::test_what_is_not_known_is_left_to_the_model",
+    ),
+]
