@@ -9,8 +9,8 @@ class UserError(ValueError):
 
 
 def visible(text: str) -> str:
-    r"""Control characters spelled out, \x1b, all but line break and tab: no text of a corpus, a name or a model moves the
-    cursor, changes colours or turns the direction of writing.
+    r"""Control characters spelled out, \x1b, all but line break and tab: no text of a corpus, a name or a model moves
+    the cursor, changes colours or turns the direction of writing.
     """
     if text.isprintable():
         return text

@@ -102,13 +102,17 @@ def words(folder: Path, optimizer: str, layout: Layout) -> list[str]:
     return [*SAME, *place, "lr=0.01", f"training.accumulate={layout.accumulate}", *trainer(layout), *how[optimizer]]
 
 
-def measure(folder: Path, cases: Iterable[Case] = CASES, more: tuple[str, ...] = ()) -> dict[Case, Run]:
-    """Trains every case below `folder`, with `more` settings where there are several devices."""
+def measure(folder: Path, cases: Iterable[Case] = CASES, tracked: Case | None = None) -> dict[Case, Run]:
+    """Trains every case below `folder`, and `tracked` with wandb."""
     (folder / "text.txt").write_text(text(40_000), encoding="utf-8")
     found = {}
     for optimizer, layout in cases:
         name = f"{optimizer}-{layout.strategy}-{layout.devices}-{layout.accumulate}"
-        typed = [*words(folder, optimizer, layout), *more * (layout.devices > 1), f"name={name}"]
+        typed = [
+            *words(folder, optimizer, layout),
+            *["logger=wandb"] * ((optimizer, layout) == tracked),
+            f"name={name}",
+        ]
         train(folder / "said" / name, layout.devices, typed)
         found[optimizer, layout] = read(folder / "runs" / name)
     return found

@@ -13,6 +13,18 @@ def recurrences(name: str) -> str:
     return f"tests/test_recurrences.py::{name}"
 
 
+def parts(name: str) -> str:
+    return f"tests/test_block_parts.py::{name}"
+
+
+def states(name: str) -> str:
+    return f"tests/test_recurrent_layers.py::{name}"
+
+
+def latent(name: str) -> str:
+    return f"tests/test_latent.py::{name}"
+
+
 NORMALISERS = [
     Fault(
         "a sigmoid is not shifted by its count",
@@ -162,5 +174,91 @@ STATES = [
         'memory = None if state is None else state["memory"]',
         "memory = None",
         contract("delta", "recurrence_equals_forward"),
+    ),
+]
+PARTS = [
+    Fault(
+        "a convolution reads the token behind",
+        f"{ATTENTION}/cache.py",
+        "F.pad(x, (0, 0, count, 0))",
+        "F.pad(x, (0, 0, 0, count))",
+        parts("test_the_convolution_adds_earlier_tokens_by_their_weights"),
+    ),
+    Fault(
+        "a convolution reaches into another document",
+        f"{ATTENTION}/convolution.py",
+        "(places >= back)",
+        "(places >= 0)",
+        parts("test_the_convolution_starts_again_with_every_document"),
+    ),
+    Fault(
+        "a convolution forgets the prompt while decoding",
+        f"{ATTENTION}/convolution.py",
+        "behind(x, len(weight) - 1, name, cache)",
+        "behind(x, len(weight) - 1, name, None)",
+        parts("test_the_convolution_goes_on_where_an_earlier_call_ended"),
+    ),
+    Fault(
+        "K = V in the cache: stored once although v is mixed",
+        f"{ATTENTION}/block.py",
+        "self.convolution is None and self.mix is None",
+        "self.convolution is None",
+        parts("test_decoding_equals_the_full_pass_with_every_part_position_and_mask[SharedKV-first values]"),
+    ),
+    Fault(
+        "values are mixed with those of the layer before",
+        f"{MODEL}/decoder.py",
+        "first = values if first is None else first",
+        "first = values",
+        parts("test_every_layer_mixes_in_the_values_of_the_first_and_of_no_other"),
+    ),
+    Fault(
+        "a gate without its sigmoid",
+        f"{ATTENTION}/block.py",
+        "self.gate(x).sigmoid()",
+        "self.gate(x)",
+        parts("test_a_head_is_multiplied_by_its_gate_and_an_element_by_its_own"),
+    ),
+    Fault(
+        "a state is not carried beyond the first call",
+        f"{ATTENTION}/cache.py",
+        "        self._states[layer] = state\n",
+        "        self._states.setdefault(layer, state)\n",
+        states("test_decoding_from_a_state_equals_the_full_pass_far_beyond_the_context"),
+    ),
+    Fault(
+        "a state has the window of its context",
+        f"{MODEL}/decoder.py",
+        "visible = shared if recurrent else mask.visibility(shared, self.context)",
+        "visible = mask.visibility(shared, self.context)",
+        states("test_the_scale_of_the_length_counts_all_tokens_a_state_has_read"),
+    ),
+    Fault(
+        "the gain behind a head's norm is dropped",
+        f"{ATTENTION}/block.py",
+        "self.head_norm(y) * self.kernel.head_gain",
+        "self.head_norm(y)",
+        states("test_the_norm_of_a_head_stands_behind_its_kernel_and_takes_its_gain"),
+    ),
+    Fault(
+        "latent: the whole head's frequencies turn its part",
+        f"{MODEL}/block.py",
+        'return {"head_dim": width}',
+        "return {}",
+        latent("test_a_rotation_turns_the_shared_part_and_nothing_else"),
+    ),
+    Fault(
+        "latent: keys made from the cache are not turned",
+        f"{ATTENTION}/block.py",
+        "return q, _turned(self.k_norm(k), given.key_rotation), v if",
+        "return q, self.k_norm(k), v if",
+        latent("test_decoding_from_latents_equals_the_full_pass"),
+    ),
+    Fault(
+        "latent: the part that turns stands behind the rest in keys",
+        f"{ATTENTION}/latent.py",
+        "torch.cat((rotary.expand(-1, self.n_kv_head, -1, -1), k), dim=-1), v",
+        "torch.cat((k, rotary.expand(-1, self.n_kv_head, -1, -1)), dim=-1), v",
+        latent("test_latent_by_hand"),
     ),
 ]

@@ -1,7 +1,7 @@
 """Random input of every kind that reaches the command line: it works, or it is one line with status 2.
 
-    python tests/fuzz.py examples=2000          a long run; prints how many inputs of each kind were tried
-    python tests/fuzz.py examples=500 texts     one kind only
+    python -m tests.fuzz examples=2000          a long run; prints how many inputs of each kind were tried
+    python -m tests.fuzz examples=500 texts     one kind only
 
 test_fuzz.py runs it short. A failure prints the smallest input that hypothesis found.
 """
@@ -25,10 +25,6 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-ROOT = Path(__file__).parent.parent
-if __name__ == "__main__":
-    sys.path.insert(0, str(ROOT))
-
 from softattn_lm import cli
 from softattn_lm.commands import COMMANDS, train
 from softattn_lm.config.faults import known_keys
@@ -44,9 +40,10 @@ from tests.tiny_run import tiny_train
 TEXT = st.text(max_size=40)
 # What has broken command lines before, beside what hypothesis makes up.
 AWKWARD = st.sampled_from(
-    ["", "null", "~", "${x}", "${oc.env:HOME}", "[", "]", "{", "a,b", "a=b", "'", '"', "\\", "1e400", "nan", "-inf", "0x1",
-     "1_000", "\0", "\x1b[2J", "\ud800", "é", "*", "??", "???", "[1,[2]]", "{a:1}", "choice(1,2)", "range(1,9)", "10**9",
-     "9" * 400, "-1", "1.0", "true", "no", "!!python/object:x", "--", "-m", "hydra.run.dir=x", "_target_", "a\nb"]
+    ["", "null", "~", "${x}", "${oc.env:HOME}", "[", "]", "{", "a,b", "a=b", "'", '"', "\\", "1e400", "nan", "-inf",
+     "0x1", "1_000", "\0", "\x1b[2J", "\ud800", "é", "*", "??", "???", "[1,[2]]", "{a:1}", "choice(1,2)", "range(1,9)",
+     "10**9", "9" * 400, "-1", "1.0", "true", "no", "!!python/object:x", "--", "-m", "hydra.run.dir=x", "_target_",
+     "a\nb"]
 )  # fmt: skip
 VALUE = st.one_of(TEXT, AWKWARD, st.integers().map(str), st.floats().map(str))
 PLAIN = st.recursive(
@@ -247,7 +244,9 @@ def names(shop: Workshop) -> tuple[Any, Callable[[Any], None]]:
 def prompts(shop: Workshop) -> tuple[Any, Callable[[Any], None]]:
     """Words of sample: prompts, runs and settings, in any order."""
     setting = st.tuples(
-        st.sampled_from(["temperature", "top_k", "top_p", "min_p", "n", "seed", "checkpoint", "max_new_tokens", "file"]),
+        st.sampled_from(
+            ["temperature", "top_k", "top_p", "min_p", "n", "seed", "checkpoint", "max_new_tokens", "file"]
+        ),
         st.one_of(VALUE.filter(lambda value: len(value) < 4), AWKWARD),
     ).map("=".join)
     word = st.one_of(st.text("abcdefgh ", min_size=1), TEXT, AWKWARD, setting, st.just("good"))
@@ -263,9 +262,7 @@ def prompts(shop: Workshop) -> tuple[Any, Callable[[Any], None]]:
     return st.lists(word, max_size=4), check
 
 
-KINDS = {
-    kind.__name__: kind for kind in (overrides, texts, tokenizers, damage, contents, configs, names, prompts)
-}
+KINDS = {kind.__name__: kind for kind in (overrides, texts, tokenizers, damage, contents, configs, names, prompts)}
 
 
 def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -331,7 +328,9 @@ def main(words: list[str]) -> int:
                 notes = "\n".join(getattr(error, "__notes__", []))
                 print(f"{kind}: FAILED: {type(error).__name__}: {str(error)[:1500]}\n{notes}", flush=True)
                 continue
-            print(json.dumps({"kind": kind, "tried": tried, "seconds": round(time.perf_counter() - began, 1)}), flush=True)
+            print(
+                json.dumps({"kind": kind, "tried": tried, "seconds": round(time.perf_counter() - began, 1)}), flush=True
+            )
     return failed
 
 

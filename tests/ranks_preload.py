@@ -2,7 +2,7 @@
 
 import softattn_lm.cli
 import softattn_lm.commands.train
-import softattn_lm.training.run
+import softattn_lm.training.run  # noqa: F401
 from softattn_lm.config.check import check
 from softattn_lm.config.compose import compose
 from softattn_lm.config.tree import config_folder

@@ -99,14 +99,22 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
     "binary": (file("a.txt", bytes(range(256)) * 9), [], r"a\.txt is not UTF-8: byte 0x80 at offset 128"),
     "Latin-1": (file("a.txt", LONG.encode() + b"caf\xe9 "), [], rf"byte 0xe9 at offset {len(LONG.encode()) + 3}"),
     "UTF-16": (file("a.txt", LONG.encode("utf-16")), [], r"a\.txt is UTF-16, not UTF-8; convert it: iconv"),
-    "UTF-16 without a mark": (file("a.txt", LONG.encode("utf-16-le")), [], r"a\.txt is not UTF-8: byte 0x\w\w at offset"),
+    "UTF-16 without a mark": (
+        file("a.txt", LONG.encode("utf-16-le")), [], r"a\.txt is not UTF-8: byte 0x\w\w at offset",
+    ),
     "gzip named txt": (file("a.txt", gzip.compress(LONG.encode())), [], r"is gzip data; rename it to a\.txt\.gz"),
     "a torn gzip": (file("a.txt.gz", gzip.compress(LONG.encode())[:-9]), [], r"a\.txt\.gz cannot be read: "),
-    "one bad file in a folder": (folder_with_one_bad_file, [], rf"b\.txt is not UTF-8: byte 0xe9 at offset {len(LONG.encode()) + 3}"),
+    "one bad file in a folder": (
+        folder_with_one_bad_file, [], rf"b\.txt is not UTF-8: byte 0xe9 at offset {len(LONG.encode()) + 3}",
+    ),
     "a broken line of jsonl": (file("a.jsonl", LINE + b'{"text": "a\n'), [], r"a\.jsonl line 2 is not JSON"),
-    "a line without the field": (file("a.jsonl", LINE + b'{"body": "a"}\n'), [], r"a\.jsonl line 2 has no field 'text'"),
+    "a line without the field": (
+        file("a.jsonl", LINE + b'{"body": "a"}\n'), [], r"a\.jsonl line 2 has no field 'text'",
+    ),
     "a null in parquet": (parquet_with_a_null, [], r"a\.parquet row 8: field 'text' is null"),
-    "shorter than the context": (file("a.txt", b"ab" * 40), ["model.context=100"], r"72 tokens, but model\.context=100"),
+    "shorter than the context": (
+        file("a.txt", b"ab" * 40), ["model.context=100"], r"72 tokens, but model\.context=100",
+    ),
     "no text for validation": (
         file("a.txt", b"abcdefgh"), ["data.val_fraction=0.01", "data.split=document", "data.test_fraction=0.01"],
         r"leaves no text for",

@@ -1,4 +1,4 @@
-"""Two processes and a signal, or a fault, in one of them: both leave, and what they leave behind describes a whole step.
+"""Two processes and a signal, or a fault, in one of them: both leave, and what they leave behind is a whole step.
 
 Here a launcher has started both, as torchrun does; tests at the end start the command as a person does.
 """
@@ -16,7 +16,7 @@ import torch
 from softattn_lm.runs import read_metrics, read_status
 from softattn_lm.training.checkpoint import load_run
 from tests import ranks
-from tests.tiny_run import losses, text, tiny_config, tiny_train
+from tests.tiny_run import losses, text, tiny_train
 
 STATUS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 143}
 SAME = (

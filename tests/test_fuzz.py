@@ -1,7 +1,5 @@
 """The short form of tests/fuzz.py: the same inputs each time. The long form makes up others."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.fuzz import KINDS, Workshop, fuzz

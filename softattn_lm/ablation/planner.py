@@ -86,7 +86,8 @@ class Planner:
             waiting = [job for job in self.stages.needed() if self.folder / job.path not in self.running]
             for job in waiting[: self.executor.free()]:
                 self._start(job)
-            if not self.running:
+            if not self.running or not self.executor.waits:
+                self.executor.wait(0.0)
                 break
             self._tell()
             for ended in self.executor.wait(LOOK):

@@ -173,9 +173,7 @@ def short_name(plan: Plan) -> str:
 
 
 def save(plan: Plan, said: dict[str, Any], path: Path) -> None:
-    """The yaml of a question that was typed. Raises UserError if the file is there."""
-    if path.exists():
-        raise UserError(f"save_as={path.stem}: {path} is there already; choose another name")
+    """The yaml of a question that was typed."""
     base = [word for word in plan.base if word not in BASE]
     content = {
         "question": plan.question or f"What does {plan.baseline} lose or gain against the others?",

@@ -4,7 +4,6 @@ the terminal and signals.
 
 from __future__ import annotations
 
-import hashlib
 import signal
 import tempfile
 import threading
@@ -105,12 +104,16 @@ def _say(line: str) -> None:
 
 
 def _saved(plan: Plan, said: dict[str, Any], name: str) -> Plan:
+    """The plan as the yaml of that name asks for it, which is written if it is not there."""
     path = Path(f"{valid_name(name)}.yaml")
     if not path.exists():
         question.save(plan, said, path)
         _say(f"{path} asks this question again: ablate {path}")
-    text = path.read_text(encoding="utf-8")
-    return replace(plan, question_file=str(path), sha256=hashlib.sha256(text.encode()).hexdigest())
+    _, again, sha256, file = question.read_question(str(path))
+    read = replace(question.make_plan(again, [], plan.name, sha256, file), seeds_at_start=plan.seeds)
+    if (read.arms, read.base, read.tune) != (plan.arms, plan.base, plan.tune):
+        raise UserError(f"save_as={name}: {path} is there already and asks something else; choose another name")
+    return read
 
 
 def _begun(plan: Plan, folder: Path) -> Plan:
@@ -165,6 +168,9 @@ def _work(plan: Plan, folder: Path, settings: AblateSettings, execution: list[st
             if stops:
                 _say(f"{result.finished} runs are finished, {result.left} left; the same command goes on")
                 raise SystemExit(128 + (signal.SIGINT if stops[0] == signal.SIGINT else signal.SIGTERM))
+            if not executor.waits and result.left:
+                _say(f"{result.left} runs are left, and those that can start are with SLURM; the same command goes on")
+                return replace(result, stopped=True)
             return result
     finally:
         executor.close()

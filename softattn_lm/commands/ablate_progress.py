@@ -14,8 +14,9 @@ from softattn_lm.ablation.jobs import Job
 from softattn_lm.ablation.matching import Costs, Residual
 from softattn_lm.ablation.plan import Plan
 from softattn_lm.ablation.stages import Stages
-from softattn_lm.training.console import plain_console
-from softattn_lm.training.progress import SECONDS_BETWEEN_LINES, duration
+from softattn_lm.training.console import duration, plain_console
+
+SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:

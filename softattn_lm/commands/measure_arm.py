@@ -16,7 +16,7 @@ import numpy as np
 from softattn_lm.runs import write_json
 
 WARM_UP, LEAST, MOST = 2, 5, 200  # steps
-SECONDS = 1.0  # of timed steps, if LEAST are done
+SECONDS = 0.5  # of timed steps, if LEAST are done
 
 
 def measure_arm(job: Path, out: Path) -> None:

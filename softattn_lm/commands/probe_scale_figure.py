@@ -31,7 +31,7 @@ def draw(found: dict[str, Rows], n_keys: int, files: Iterable[Path]) -> None:
         axes[1, 2].plot(widths, gradients, linestyle=":", color=line.get_color())
     axes[1, 1].set(title=f"entropy of {n_keys} weights, nats", xlabel="$d_k$", xscale="log")
     axes[0, 2].set(title="softmax Jacobian norm, median and 5-95 %", xscale="log", yscale="log", xlabel="$d_k$")
-    axes[1, 2].set(title="rows below 1e-3: Jacobian, dotted: gradient of q", xlabel="$d_k$", xscale="log")
+    axes[1, 2].set(title="rows below 1e-3; dotted: gradient of q", xlabel="$d_k$", xscale="log")
     for ax in axes.flat:
         ax.grid(alpha=0.3)
         ax.legend(fontsize=7)

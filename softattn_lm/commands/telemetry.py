@@ -73,8 +73,8 @@ def _show(name: str, history: History) -> None:
 
     from softattn_lm.training.console import plain_console
 
-    title = Text(f"attention in {name}: means over the heads of a layer, max|s| of all")
-    table = Table(title=title, box=box.SIMPLE, padding=0, pad_edge=False)
+    caption = Text("means over the heads of a layer, max|s| of all of them")
+    table = Table(title=Text(f"attention in {name}"), caption=caption, box=box.SIMPLE, padding=0, pad_edge=False)
     for heading in ("layer", "step", *(heading for heading, _ in COLUMNS.values())):
         table.add_column(heading, justify="right", no_wrap=True)
     first, last = min(history), max(history)

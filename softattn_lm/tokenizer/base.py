@@ -1,7 +1,7 @@
 """What a tokenizer is: a reversible map between text and integers, with a plain state.
 
-    decode(encode(text)) == text            for every Unicode text
-    from_state(t.state())                   encodes and decodes like t
+decode(encode(text)) == text            for every Unicode text
+from_state(t.state())                   encodes and decodes like t
 """
 
 from abc import ABC, abstractmethod

@@ -60,7 +60,9 @@ class _Refusals:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is Exception:
             raise UserError(f"this tokenizer cannot handle the text: {str(error)[:200]}; use another one") from None
 

@@ -134,7 +134,8 @@ def read_checkpoint(path: Path, device: str | torch.device = "cpu") -> dict[str,
         raise UserError(f"{path} is not a checkpoint of softattn_lm: it has no entry 'softattn'")
     if own.get("format") != FORMAT:
         raise UserError(
-            f"{path} has checkpoint format {own.get('format')!r:.40}, and this version reads {FORMAT}; update softattn_lm"
+            f"{path} has checkpoint format {own.get('format')!r:.40}, and this version reads {FORMAT}; update "
+            "softattn_lm"
         )
     require_entries(checkpoint, path)
     return checkpoint

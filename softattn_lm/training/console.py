@@ -13,7 +13,7 @@ from softattn_lm.errors import visible
 class _Plain(Console):
     """rich lets escape sequences in a text through; its own are no text, and pass."""
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:  # type: ignore[override]
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
 
@@ -24,3 +24,13 @@ def plain_console(stderr: bool = False) -> Console:
     The titles of panels are read as markup all the same, unless they are `rich.text.Text`.
     """
     return _Plain(highlight=False, markup=False, emoji=False, stderr=stderr)
+
+
+def duration(seconds: float) -> str:
+    """42 -> "42s", 200 -> "3m20s", 4000 -> "1h06m"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from softattn_lm.training.console import duration
 from softattn_lm.training.lit import LitGPT
 from softattn_lm.training.metrics import Clock, Metrics
 
@@ -90,13 +91,3 @@ class ProgressReport(Callback):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-def duration(seconds: float) -> str:
-    """42 -> "42s", 200 -> "3m20s", 4000 -> "1h06m"."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

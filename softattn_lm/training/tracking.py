@@ -1,4 +1,4 @@
-"""Weights & Biases beside metrics.jsonl, when asked for. Nothing here asks a question, and no run waits for the network.
+"""Weights & Biases beside metrics.jsonl, when asked for. Nothing here asks a question, no run waits for the network.
 
 metrics.jsonl is the record. wandb gets a copy of its rows: online if there is a key and the server answers, else into
 `<run>/wandb/offline-run-*`. Whatever fails is said in one line (a warning) with what to type, and training goes on.

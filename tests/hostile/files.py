@@ -93,7 +93,9 @@ def edits() -> dict[str, Callable[[Saved], object]]:
         "a tokenizer with a target": tokenizer(kind="char", unknown={"_target_": "builtins.open"}, characters="ab"),
         "a tokenizer with numbers for characters": tokenizer(kind="char", unknown="error", characters=[1, 2]),
         "a tokenizer with a character twice": tokenizer(kind="char", unknown="error", characters="aab"),
-        "a tokenizer of more characters": tokenizer(kind="char", unknown="error", characters="".join(map(chr, range(97, 9999)))),
+        "a tokenizer of more characters": tokenizer(
+            kind="char", unknown="error", characters="".join(map(chr, range(97, 9999)))
+        ),
         "a tokenizer that is no json": tokenizer(kind="bpe", vocab_size=300, json="{"),
         "a tokenizer of json that is none": tokenizer(kind="pretrained", json=7),
         "a tokenizer nested deep": tokenizer(kind="pretrained", json="[" * 100_000),
@@ -120,7 +122,9 @@ def files(good: bytes, canary: Path) -> dict[str, bytes]:
         ),
         "packed": repacked(good, zipfile.ZIP_DEFLATED, lambda name, data: data),
         "another pickle inside": repacked(
-            good, zipfile.ZIP_STORED, lambda name, data: pickle.dumps(Reduces(canary), 2) if name.endswith("data.pkl") else data
+            good,
+            zipfile.ZIP_STORED,
+            lambda name, data: pickle.dumps(Reduces(canary), 2) if name.endswith("data.pkl") else data,
         ),
         "another pickle of another protocol inside": repacked(
             good, zipfile.ZIP_STORED, lambda name, data: pickle.dumps([1], 5) if name.endswith("data.pkl") else data

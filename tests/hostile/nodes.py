@@ -51,5 +51,9 @@ def dead_nodes() -> dict[str, Any]:
         "target in another case": {"_target_": "softattn_lm.attention.kernels.sdpa.sdpa"},
         "target with a blank": {"_target_": " softattn_lm.attention.kernels.sdpa.Sdpa"},
         "a class of another group": {"_target_": "softattn_lm.data.sources.TextFiles", "path": "/**"},
-        "code nobody trusted": {"_target_": "softattn_lm.config.custom.custom", "target": "evil.py:Evil", "options": {}},
+        "code nobody trusted": {
+            "_target_": "softattn_lm.config.custom.custom",
+            "target": "evil.py:Evil",
+            "options": {},
+        },
     }

@@ -27,7 +27,10 @@ class Ended:
 
 
 class Executor(Protocol):
-    """`train resume=<run>` for run folders that are there."""
+    """`train resume=<run>` for run folders that are there. waits: `wait` tells of their ends; else whoever started them
+    leaves, and the same command goes on when they have ended."""
+
+    waits: bool
 
     def free(self) -> int:
         """How many more runs may start now."""

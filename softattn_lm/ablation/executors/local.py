@@ -18,6 +18,8 @@ LOG = "log.txt"  # in a run folder: what the run printed
 class Local:
     """folder: of the ablation; runs: the folder that it lies in."""
 
+    waits = True
+
     def __init__(self, folder: Path, runs: Path, slots: list[Slot], warm: Warm, execution: Sequence[str] = ()) -> None:
         self.folder, self.runs, self.slots, self.warm, self.execution = folder, runs, slots, warm, list(execution)
         self._orders: dict[int, Slot] = {}

@@ -84,6 +84,7 @@ class Submitit:
             self.executor.update_parameters(name=folder.name, **given)
         except (RuntimeError, TypeError, ValueError, NameError) as error:
             raise UserError(f"submitit refuses executor={cluster}: {' '.join(str(error).split())[:300]}") from None
+        self._submitit, self._alive = submitit, _queued() if cluster == "slurm" else set()
         self.running: dict[Path, Any] = {}
         self._waiting: list[Path] = []
 
@@ -91,15 +92,17 @@ class Submitit:
         return self.slots - len(self.running) - len(self._waiting)
 
     def start(self, run: Path) -> None:
-        """Submitted together with others when `wait` is called, as one array."""
-        self._waiting.append(run)
+        """Submitted together with others when `wait` is called, as one array; watched again if an earlier call has."""
+        job = self._known().get(self._name(run))
+        if job is not None and job["job"] in self._alive:
+            self.running[run] = self._submitit.SlurmJob(self.folder / "%j", job["job"])
+        else:
+            self._waiting.append(run)
 
     def wait(self, seconds: float) -> list[Ended]:
         self._submit()
-        if not self.waits:
-            return [Ended(run, 0) for run in self._drain()]
         deadline = time.monotonic() + seconds
-        while self.running and time.monotonic() < deadline:
+        while self.waits and self.running and time.monotonic() < deadline:
             if ended := [run for run, job in self.running.items() if job.done()]:
                 return [self._end(run) for run in ended]
             time.sleep(POLL)
@@ -128,18 +131,16 @@ class Submitit:
         self._waiting = []
 
     def _remember(self, jobs: dict[Path, Any]) -> None:
-        file = self.folder / "jobs.json"
-        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        base = self.folder.parent
-        known |= {
-            run.relative_to(base).as_posix(): {"job": job.job_id, "cluster": self.cluster} for run, job in jobs.items()
-        }
-        write_json(file, known)
+        known = self._known()
+        known |= {self._name(run): {"job": job.job_id, "cluster": self.cluster} for run, job in jobs.items()}
+        write_json(self.folder / "jobs.json", known)
 
-    def _drain(self) -> list[Path]:
-        runs = list(self.running)
-        self.running.clear()
-        return runs
+    def _known(self) -> dict[str, dict[str, str]]:
+        file = self.folder / "jobs.json"
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+    def _name(self, run: Path) -> str:
+        return run.relative_to(self.folder.parent).as_posix()
 
     def _end(self, run: Path) -> Ended:
         job = self.running.pop(run)
@@ -149,3 +150,14 @@ class Submitit:
             # submitit's own errors are RuntimeErrors: the job was cancelled, lost, or died before it could say how.
             code = None
         return Ended(run, code)
+
+
+def _queued() -> set[str]:
+    """Ids of jobs that SLURM still has, <array>_<task> in an array; none where it cannot be asked."""
+    try:
+        said = subprocess.run(
+            ["squeue", "-h", "-r", "-o", "%i"], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return set()
+    return set(said.stdout.split())
