@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.fault import KERNELS, Fault, contract, formulas
+from tests.fault import ATTENTION, KERNELS, MODEL, Fault, contract, formulas
 
 
 def normalisers(name: str) -> str:

@@ -507,4 +507,16 @@ DECODER = [
         "tests/test_reach.py::test_the_last_logit_depends_on_its_receptive_field_and_on_nothing_before",
     ),
 ]
-FAULTS = [*MASKS, *SOFTMAX, *FAST, *OTHERS, *POSITIONS, *BLOCK, *DECODER, *NORMALISERS, *STATES, *DECODING]
+FAULTS = [
+    *MASKS,
+    *SOFTMAX,
+    *FAST,
+    *OTHERS,
+    *POSITIONS,
+    *BLOCK,
+    *DECODER,
+    *DECODING,
+    *NORMALISERS,
+    *STATES,
+    *PARTS,
+]

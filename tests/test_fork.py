@@ -60,6 +60,7 @@ def test_other_settings_act_from_the_step_on_and_the_parent_is_recorded(parent):
     assert json.loads((run / "summary.json").read_text())["parent"] == "parent@2"
     rates = [row["lr"] for row in read_metrics(run) if row["kind"] == "train"]
     assert rates == [0.001] * 3 and read_status(run)["step"] == 5
+    assert [row["step"] for row in read_metrics(run) if row["kind"] == "validation"] == [3, 5]
     assert before == {path: path.stat().st_mtime_ns for path in whole.rglob("*")}
     # It needs its parent no more.
     shutil.rmtree(whole)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from typing import Protocol
 
 from softattn_lm.ablation import journal
 from softattn_lm.ablation.executors import Ended, Executor
+from softattn_lm.ablation.executors.base import WORKER
 from softattn_lm.ablation.jobs import Configs, Job, make_folder
 from softattn_lm.ablation.plan import Plan
 from softattn_lm.ablation.stages import Stages
@@ -129,6 +132,8 @@ class Planner:
         if status.get("state") in (None, "running"):
             step, steps = status.get("step", 0), status.get("steps", 0)
             write_status(ended.run, "failed", step=step, steps=steps, error=ended.reason)
+        if (ended.run / "wandb").is_dir():
+            subprocess.run([sys.executable, "-m", WORKER, "--failed", str(ended.run)], check=False)
 
     def _give_up(self, job: Job, reason: str) -> None:
         self.stages.given_up[job.path] = reason

@@ -1,6 +1,7 @@
 """A warm fork server for the runs of an ablation: it has imported everything once, and forks one process per run.
 
     python -m softattn_lm.commands.worker --serve FD [module ...]     the server; FD: a socket to who gives orders
+    python -m softattn_lm.commands.worker --failed RUN                tells the tracker of a run that it was killed
     python -m softattn_lm.commands.worker WORD ...                    what one of its processes does: `train WORD ...`
 
 Orders and answers are lines of JSON.
@@ -189,6 +190,11 @@ def main() -> None:
         orders = socket.socket(fileno=int(sys.argv[2]))
         _import_everything(sys.argv[3:])
         Server(orders).serve()
+    elif sys.argv[1:2] == ["--failed"]:
+        from softattn_lm.runs import read_config
+        from softattn_lm.training.tracking import mark_failed
+
+        mark_failed(Path(sys.argv[2]), read_config(Path(sys.argv[2])))
     else:
         from softattn_lm.cli import main as command
 

@@ -64,25 +64,12 @@ class Checkpoints(Callback):
         return self.validates and (step == steps or step % self.val_every == 0)
 
     def _kept(self, step: int) -> bool:
-        if self.keep_steps == "log":
-            return step > 0 and step & (step - 1) == 0
-        return step in self.keep_steps
+        return kept(step, self.keep_steps)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._considered = trainer.global_step
-        step = trainer.global_step
-        if step == 0 and self._kept(0):
+        if trainer.global_step == 0 and self._kept(0):
             self.save(trainer, [step_name(0)])
-        elif step > 0 and trainer.is_global_zero:
-            self._complete(step)
-
-    def _complete(self, step: int) -> None:
-        """Make the names that a process killed behind writing `last` did not come to."""
-        last, best, kept = (self.folder / f"{name}.ckpt" for name in ("last", "best", step_name(step)))
-        if self.best.get("step") == step and not (best.is_file() and best.samefile(last)):
-            _link(last, best)
-        if self._kept(step) and not kept.is_file():
-            _link(last, kept)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -163,6 +150,22 @@ class Checkpoints(Callback):
         assert isinstance(pl_module, LitGPT)
         saved = checkpoint["softattn"]
         self.latest, self.best, pl_module.skipped = saved["metrics"], saved["best"], saved.get("skipped", 0)
+
+
+def kept(step: int, keep_steps: list[int] | Literal["log"]) -> bool:
+    if keep_steps == "log":
+        return step > 0 and step & (step - 1) == 0
+    return step in keep_steps
+
+
+def complete_names(folder: Path, own: dict[str, Any], keep_steps: list[int] | Literal["log"]) -> None:
+    """Make the names that a process killed behind writing `last` did not come to. `own`: "softattn" of `last`."""
+    step = own["step"]
+    last, best, name = (folder / "checkpoints" / f"{each}.ckpt" for each in ("last", "best", step_name(step)))
+    if own["best"].get("step") == step and not (best.is_file() and best.samefile(last)):
+        _link(last, best)
+    if kept(step, keep_steps) and not name.is_file():
+        _link(last, name)
 
 
 def step_name(step: int) -> str:

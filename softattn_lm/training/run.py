@@ -40,7 +40,7 @@ from softattn_lm.runs import (
 from softattn_lm.training import slurm
 from softattn_lm.training.budget import max_steps, said_budget
 from softattn_lm.training.checkpoint import load_run, read_checkpoint, write_checkpoint
-from softattn_lm.training.checkpoints import Checkpoints
+from softattn_lm.training.checkpoints import Checkpoints, complete_names
 from softattn_lm.training.console import plain_console
 from softattn_lm.training.describe import describe
 from softattn_lm.training.fork import planted, read_parent
@@ -136,6 +136,8 @@ def _start(cfg: dict[str, Any], folder: Path, resume: bool, fingerprint: str) ->
             raise UserError(
                 f"the text of run {name} has changed since it was saved, so it cannot be continued; start a new run"
             )
+        if is_first_process():
+            complete_names(folder, own, cfg["training"]["keep_steps"])
         return Start(own["step"], own["seconds"], own.get("unvalidated", False), fork=cfg.get("fork"))
     if cfg.get("fork") is not None:
         parent, fork = read_parent(cfg["fork"], cfg["runs"])

@@ -105,6 +105,18 @@ def make_loggers(settings: LoggerSettings, folder: Path, config: dict[str, Any])
     return [tracker]
 
 
+def mark_failed(folder: Path, config: dict[str, Any]) -> None:
+    """What a killed process could not tell its tracker: an offline run is written anew from the record, with its end.
+
+    One that was online is found dead by the server itself.
+    """
+    if (folder / "wandb" / "id").is_file() and not _was_online(folder):
+        loggers = make_loggers(LoggerSettings(**config["logger"]), folder, config)
+        for logger in loggers:
+            logger.finalize("failed")
+        finish_loggers(loggers)
+
+
 def tracked(row: dict[str, Any]) -> tuple[dict[str, float], int]:
     """A row of metrics.jsonl as wandb shows it, {"train/loss": ...}, and its step."""
     kind = row["name"] if row["kind"] == "validation" else row["kind"]

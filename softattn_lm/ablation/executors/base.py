@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+WORKER = "softattn_lm.commands.worker"
+
 
 @dataclass(frozen=True)
 class Ended:

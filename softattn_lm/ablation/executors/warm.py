@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from softattn_lm.ablation.executors.base import WORKER
 from softattn_lm.errors import UserError
 
-WORKER = "softattn_lm.commands.worker"
 CLOSING = 90.0  # seconds that the server has for ending; its processes save first
 
 
