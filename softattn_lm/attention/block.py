@@ -51,6 +51,13 @@ class Attended(NamedTuple):
     values: Tensor
 
 
+class HeadNorm(nn.RMSNorm):
+    """(..., D) -> the same divided by its root mean square; with a gain in the gain's precision, which autocast keeps."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if self.weight is None else x.to(self.weight.dtype)).to(x.dtype)
+
+
 class CausalSelfAttention(nn.Module):
     """(B, T, C) -> (B, T, C).
 
@@ -82,9 +89,9 @@ class CausalSelfAttention(nn.Module):
         self.layer, self.n_head = layer, n_head
         self.kernel, self.scale, self.projections = kernel, scale, projections
         gained, n_kv_head = qk_norm == "rms_gain", projections.n_kv_head
-        self.q_norm = nn.Identity() if qk_norm == "none" else nn.RMSNorm(head_dim, elementwise_affine=gained)
-        self.k_norm = nn.Identity() if qk_norm == "none" else nn.RMSNorm(head_dim, elementwise_affine=gained)
-        self.head_norm = nn.RMSNorm(head_dim, eps=1e-5) if kernel.normed else None
+        self.q_norm = nn.Identity() if qk_norm == "none" else HeadNorm(head_dim, elementwise_affine=gained)
+        self.k_norm = nn.Identity() if qk_norm == "none" else HeadNorm(head_dim, elementwise_affine=gained)
+        self.head_norm = HeadNorm(head_dim, eps=1e-5) if kernel.normed else None
         self.convolution = ShortConvolution(layer, short_conv, n_head, n_kv_head, head_dim) if short_conv else None
         self.mix = nn.Parameter(torch.full((2,), 0.5)) if value_residual and layer else None
         gates = {"none": 0, "head": n_head, "element": n_head * head_dim}[output_gate]

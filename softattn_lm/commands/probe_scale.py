@@ -133,7 +133,6 @@ def layers(folder: Path, settings: ProbeScaleSettings) -> list[dict[str, Any]]:
     """A row per layer for the scale that the run has, and one for what each policy would make of the same q and k."""
     import torch
 
-    from softattn_lm.config.build import build
     from softattn_lm.data import prepared_for
     from softattn_lm.evaluation.scale_in_models import scores_of_model
     from softattn_lm.evaluation.scale_law import weighed_rows
