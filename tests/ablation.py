@@ -31,14 +31,15 @@ TINY = [
 ]
 
 
-def words(folder: Path, *typed: str) -> list[str]:
-    """What to type: TINY where it is not typed, on a text in `folder`; runs below folder/runs."""
+def words(folder: Path, *typed: str, here: bool = False) -> list[str]:
+    """What to type: TINY where it is not typed, on a text in `folder`; runs below folder/runs. here: typed in it."""
     file = folder / "text.txt"
     if not file.exists():
         file.write_text(text(3000), encoding="utf-8")
     given = {word.partition("=")[0] for word in typed}
     base = [word for word in TINY if word.partition("=")[0] not in given]
-    return [*base, f"data.path={file}", f"runs={folder / 'runs'}", *typed]
+    places = ["data.path=text.txt", "runs=runs"] if here else [f"data.path={file}", f"runs={folder / 'runs'}"]
+    return [*base, *places, *typed]
 
 
 def ablate(folder: Path, *typed: str) -> int:
@@ -50,10 +51,11 @@ def ablate(folder: Path, *typed: str) -> int:
 
 
 def started(folder: Path, *typed: str) -> subprocess.Popen[str]:
-    """`ablate` in a process that can be stopped and killed."""
-    command = [sys.executable, "-m", "softattn_lm", "ablate", *words(folder, *typed)]
+    """`ablate` in a process that can be stopped and killed, typed in `folder`."""
+    command = [sys.executable, "-m", "softattn_lm", "ablate", *words(folder, *typed, here=True)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=folder
     )
 
 

@@ -66,7 +66,8 @@ def test_interrupted_killed_and_robbed_of_a_run_it_ends_with_the_same_table_else
     shutil.move(first, second)
     folder = second / "runs" / "x"
     process = started(second, *TYPED)
-    until(lambda: len(victims(folder)) > 0)
+    until(lambda: len(victims(folder)) > 0 or process.poll() is not None)
+    assert process.poll() is None, process.communicate()[0]
     os.kill(victims(folder)[0], signal.SIGKILL)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
