@@ -25,6 +25,10 @@ def latent(name: str) -> str:
     return f"tests/test_latent.py::{name}"
 
 
+def telemetry(name: str) -> str:
+    return f"tests/test_telemetry.py::{name}"
+
+
 NORMALISERS = [
     Fault(
         "a sigmoid is not shifted by its count",
@@ -260,5 +264,42 @@ PARTS = [
         "torch.cat((rotary.expand(-1, self.n_kv_head, -1, -1), k), dim=-1), v",
         "torch.cat((k, rotary.expand(-1, self.n_kv_head, -1, -1)), dim=-1), v",
         latent("test_latent_by_hand"),
+    ),
+]
+INSIDE = [
+    Fault(
+        "induction is read off the token itself, not off the one behind it",
+        "softattn_lm/evaluation/telemetry.py",
+        "diagonal(1 - probe.half, -2, -1)[..., 1 : probe.half + 1]",
+        "diagonal(-probe.half, -2, -1)[..., : probe.half]",
+        telemetry("test_the_induction_score_is_the_weight_behind_the_earlier_occurrence_of_the_token"),
+    ),
+    Fault(
+        "rows that read one key count as sharp",
+        "softattn_lm/evaluation/telemetry.py",
+        "rows = count > 1",
+        "rows = count > 0",
+        telemetry("test_the_figures_of_three_rows_worked_out_by_hand"),
+    ),
+    Fault(
+        "a probe turns dropout on in parts that were frozen",
+        "softattn_lm/evaluation/watching.py",
+        "            part.training = mode\n",
+        "            part.training = True\n",
+        telemetry("test_a_probe_leaves_mode_gradients_hooks_and_random_numbers_alone"),
+    ),
+    Fault(
+        "hidden keys count as logits",
+        "softattn_lm/evaluation/telemetry.py",
+        "logits, seen_by_row = seen.logits()[:n_text], readable & rows[..., None]",
+        "logits, seen_by_row = seen.logits()[:n_text], readable | rows[..., None]",
+        telemetry("test_the_figures_of_three_rows_worked_out_by_hand"),
+    ),
+    Fault(
+        "the law of a block forgets the root",
+        "softattn_lm/evaluation/scale_law.py",
+        "math.sqrt(d_k) * d_model",
+        "d_k * d_model",
+        "tests/test_probe_scale.py::test_a_block_starts_with_the_standard_deviation_of_the_law",
     ),
 ]

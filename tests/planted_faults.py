@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.fault import ATTENTION, KERNELS, MODEL, POSITION, Fault, contract, formulas
 from tests.faults_of_decoding import DECODING
-from tests.faults_of_rivals import NORMALISERS, PARTS, STATES
+from tests.faults_of_rivals import INSIDE, NORMALISERS, PARTS, STATES
 
 
 def blockwise(name: str) -> str:
@@ -519,4 +519,5 @@ FAULTS = [
     *NORMALISERS,
     *STATES,
     *PARTS,
+    *INSIDE,
 ]

@@ -70,6 +70,7 @@ def _figures(loaded: Any, settings: EvaluateSettings, kind: str, text: str, foun
 def _evaluate_task(loaded: Any, settings: EvaluateSettings) -> dict[str, Any]:
     """Only answers count as tokens; accuracy of all, by number of pairs and by gap."""
     from softattn_lm.data import prepared_for
+    from softattn_lm.data.tasks import FixedSet
     from softattn_lm.evaluation.recall import measure_task
 
     if settings.text is not None or settings.file is not None:
@@ -80,12 +81,17 @@ def _evaluate_task(loaded: Any, settings: EvaluateSettings) -> dict[str, Any]:
         raise UserError(f"{prepared.source} asks other questions than it did when this run was trained; train it again")
     if settings.split == "train":
         raise UserError("the training data of a task is fresh in every step; type split=validation or split=test")
-    found, pairs, gaps = measure_task(loaded.model, prepared.splits[settings.split], settings.batch_size)
+    fixed = prepared.splits[settings.split]
+    assert isinstance(fixed, FixedSet)
+    found, pairs, gaps = measure_task(loaded.model, fixed, settings.batch_size)
     figures = _figures(loaded, settings, settings.split, f"{settings.split} split of {prepared.source}", found)
     return figures | {
         "accuracy": found.accuracy,
         "by_pairs": {str(number): share.accuracy for number, share in pairs.items()},
         "by_gap": {gap: share.accuracy for gap, share in gaps.items()},
+        # By position only those places are known that are asked about.
+        "stretches": {},
+        "by_position": [],
     }
 
 
@@ -138,7 +144,7 @@ def _show(names: list[str], results: list[dict[str, Any]], what: str, by_positio
     tasks = [r for r in results if "accuracy" in r]
     if tasks:
         table.add_row("accuracy", *(_share(r.get("accuracy")) for r in results))
-        for title, key in (("of {} pairs", "by_pairs"), ("from {} tokens back", "by_gap")):
+        for title, key in (("of {} pairs", "by_pairs"), ("at gap {}", "by_gap")):
             for each in sorted({each for r in tasks for each in r[key]}, key=lambda each: int(each.partition("-")[0])):
                 table.add_row(title.format(each), *(_share(r.get(key, {}).get(each)) for r in results))
     row("perplexity", "perplexity", ".3f")
@@ -149,9 +155,9 @@ def _show(names: list[str], results: list[dict[str, Any]], what: str, by_positio
     table.add_section()
     for title in dict.fromkeys(title for r in results for title in r["stretches"]):
         table.add_row(f"{title} of a window", *(_number(r["stretches"].get(title)) for r in results))
-    if by_position:
+    longest = max(len(r["by_position"]) for r in results)
+    if by_position and longest:
         table.add_section()
-        longest = max(len(r["by_position"]) for r in results)
         for place in sorted({min(longest, 1 << power) for power in range(longest.bit_length() + 1)}):
             positions = (r["by_position"] for r in results)
             table.add_row(

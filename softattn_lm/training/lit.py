@@ -102,8 +102,8 @@ class LitGPT(LightningModule):
     # -- training -----------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        """[(B, T+1) int64, perhaps documents (B, T)] -> mean nats per token; of a task [x (B, T), y (B, T), share ()] ->
-        nats of its answers over the share, see `TaskBatches`. `batch_idx` counts micro-batches from the start of the run.
+        """[(B, T+1) int64, perhaps documents (B, T)] -> mean nats per token; of a task [x, y (B, T), share ()] ->
+        nats of its answers over the share, see `TaskBatches`. `batch_idx` counts micro-batches from the start.
         """
         loss = self._loss(self.model, batch, batch_idx)
         self._window.append(loss.detach())
