@@ -109,8 +109,11 @@ def make_folder(root: Path, job: Job, config: dict[str, Any]) -> Path:
 
 
 def outcome(root: Path, job: Job) -> Outcome:
+    return outcome_in(root / job.path, job.stage)
+
+
+def outcome_in(folder: Path, stage: Stage) -> Outcome:
     """Only a completed schedule is a result, or one that ended because its numbers ran away."""
-    folder = root / job.path
     if not (folder / "config.yaml").is_file():
         return Outcome("absent")
     status = read_status(folder)
@@ -120,7 +123,7 @@ def outcome(root: Path, job: Job) -> Outcome:
     if state != "finished" or status["step"] != status["steps"] or not (folder / "summary.json").is_file():
         return Outcome("broken", error=error)
     scores = json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("scores") or {}
-    if not {"validation"} <= scores.keys() or (job.stage == "report" and "test" not in scores):
+    if not {"validation"} <= scores.keys() or (stage == "report" and "test" not in scores):
         return Outcome("broken", error="its final weights were not scored")
     loss = scores["validation"]["loss"]
     if loss is None or not math.isfinite(loss):

@@ -22,6 +22,7 @@ from statsmodels.stats.power import TTestPower
 
 SIGN_FLIPS_FROM = 8  # pairs: with fewer the smallest p that exists is above 1/128
 BOOTSTRAP_FROM = 20  # pairs: below, a bootstrap interval covers less than it says
+MOST_PAIRS = 4096  # beyond, it is not a matter of seeds
 # Of the error α that a table may make, what the seeds locked at the start may spend; each later look at the same arms
 # with more seeds gets half of what was left, so that all looks together spend at most α.
 FIRST_LOOK = 0.8
@@ -147,25 +148,41 @@ def bootstrap_interval(differences: Array, level: float, seed: int = 0) -> tuple
     return float(found.low), float(found.high)
 
 
-def detectable(sd: float, pairs: int, alpha: float, power: float = 0.8) -> float:
-    """The smallest true difference that a two-sided paired t test at `alpha` finds with this power."""
-    return sd * float(TTestPower().solve_power(nobs=pairs, alpha=alpha, power=power)) if sd > 0 else 0.0
+def detectable(sd: float, pairs: int, alpha: float, power: float = 0.8, fixed: float = 0.0) -> float:
+    """The smallest true difference that a two-sided paired t test at `alpha` finds with this power.
+
+    sd: of the paired differences; fixed: the part of the variance of their mean that no further pair reduces.
+    """
+    spread = math.sqrt(sd**2 + pairs * fixed)
+    return spread * float(TTestPower().solve_power(nobs=pairs, alpha=alpha, power=power)) if spread > 0 else 0.0
 
 
-def pairs_needed(sd: float, effect: float, alpha: float, power: float = 0.8) -> int:
-    """How many pairs find a true difference of `effect` with this power."""
-    if sd <= 0:
-        return 2
-    size = effect / sd
-    if size > 20:  # statsmodels looks for a root beyond any table
-        return 2
-    return max(2, math.ceil(float(np.squeeze(TTestPower().solve_power(effect_size=size, alpha=alpha, power=power)))))
+def pairs_needed(sd: float, effect: float, alpha: float, power: float = 0.8, fixed: float = 0.0) -> int | None:
+    """How many pairs find a true difference of `effect` with this power; None: not MOST_PAIRS either."""
+
+    def enough(pairs: int) -> bool:
+        return detectable(sd, pairs, alpha, power, fixed) <= effect
+
+    low, high = 1, 2
+    while not enough(high):
+        low, high = high, 2 * high
+        if high > MOST_PAIRS:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
 
 
 def success_interval(successes: int, trials: int, level: float) -> tuple[float, float]:
     """Of a success rate. Clopper and Pearson 1934, Biometrika 26(4)."""
     found = stats.binomtest(successes, trials).proportion_ci(level, method="exact")
     return float(found.low), float(found.high)
+
+
+def signs_needed(alpha: float) -> int:
+    """Pairs that must all point one way before a sign test finds anything at `alpha`."""
+    return 2 + math.floor(math.log2(1 / alpha))
 
 
 def log_rank_p(first: Sequence[int | None], second: Sequence[int | None], steps: int) -> float:

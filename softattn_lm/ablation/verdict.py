@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -23,9 +23,11 @@ from softattn_lm.ablation.statistics import (
     seed_part,
     sign_flip_p,
     sign_p,
+    signs_needed,
     text_part,
 )
 
+ROUNDING = 1e-12  # of a loss: differences that differ by less do not differ
 Word = Literal["better", "worse", "equivalent", "identical", "undetermined"]
 
 
@@ -35,8 +37,8 @@ class Comparison:
 
     alpha: the two-sided error that this comparison may make, after Bonferroni and the looks. p_holm: adjusted over the
     table. correlation: of the two arms over the seeds. more_seeds: for an undetermined verdict, how many seeds beyond
-    these would find the smallest effect of interest with 80 % power. text, rates: how much of the variance of the mean
-    they are, beside the seeds.
+    these would find the smallest effect of interest with 80 % power at the next look; None: more seeds alone never do.
+    text, rates: their share of the variance of the mean, beside the seeds.
     """
 
     arm: str
@@ -79,20 +81,24 @@ def compare(
     rates: Mapping[str, Part] | None = None,
     look: int = 1,
     alpha: float = 0.05,
+    tests: int | None = None,
 ) -> list[Comparison]:
-    """Every arm against the baseline, at the level that all of them together need.
+    """Every arm against the baseline, at the level that all of them together need: α over `tests`, by default the arms
+    that are here.
 
     losses[arm][seed]: nats on the test text, not finite for a run that diverged. windows[arm][seed]: the same per
     window, in reading order. rates[arm]: how far the choice of the learning rate may move the difference. Raises
     ValueError if an arm shares fewer than 2 seeds with the baseline.
     """
     arms = [arm for arm in losses if arm != baseline]
-    share = level_of_look(look, alpha) / max(1, len(arms))
-    made = [_compare(arm, losses, baseline, smallest, share, windows or {}, (rates or {}).get(arm)) for arm in arms]
-    return [
-        Comparison(**{**comparison.__dict__, "p_holm": p})
-        for comparison, p in zip(made, holm([each.p for each in made]), strict=True)
-    ]
+    now, later = (level_of_look(number, alpha) / max(1, tests or len(arms)) for number in (look, look + 1))
+    made = [_compare(arm, losses, baseline, smallest, now, later, windows or {}, (rates or {}).get(arm)) for arm in arms]
+    return with_holm(made)
+
+
+def with_holm(made: Sequence[Comparison]) -> list[Comparison]:
+    """All that one table holds."""
+    return [replace(each, p_holm=p) for each, p in zip(made, holm([each.p for each in made]), strict=True)]
 
 
 def _compare(
@@ -101,6 +107,7 @@ def _compare(
     baseline: str,
     smallest: float,
     alpha: float,
+    later: float,
     windows: Mapping[str, Mapping[int, Array]],
     rates: Part | None,
 ) -> Comparison:
@@ -111,19 +118,22 @@ def _compare(
     theirs = np.array([losses[baseline][seed] for seed in seeds], dtype=float)
     bad, bad_baseline = ~np.isfinite(mine), ~np.isfinite(theirs)
     if bad.any() or bad_baseline.any():
-        return _diverged(arm, seeds, mine, theirs, alpha)
+        return _diverged(arm, seeds, mine, theirs, alpha, later)
     d = mine - theirs
     if np.all(d == 0):
         same = paired_interval(d, 1 - alpha)
         return Comparison(arm, "identical", seeds, tuple(d.tolist()), alpha, same, 1.0, detectable=0.0)
+    if np.ptp(d) <= ROUNDING * np.abs(mine).max():
+        note = f"every seed gives the same difference, {d[0]:+.4g}: the seeds changed nothing, and chance is unknown"
+        return Comparison(arm, "undetermined", seeds, tuple(d.tolist()), alpha, None, 1.0, notes=(note,))
     text = _text(windows.get(arm), windows.get(baseline), seeds)
     others = [part for part in (text, rates) if part is not None]
     interval = paired_interval(d, 1 - alpha, others)
     verdict, sd = word(interval, smallest), float(d.std(ddof=1))
-    # What the seeds do not reduce (text, rates) stays, so the spread that counts is that of the whole.
-    spread = math.sqrt(seed_part(d).variance + sum(part.variance for part in others)) * math.sqrt(len(d))
-    more = max(1, pairs_needed(spread, smallest, alpha) - len(seeds)) if verdict == "undetermined" else None
-    total = seed_part(d).variance + sum(part.variance for part in others)
+    fixed = sum(part.variance for part in others)
+    needed = pairs_needed(sd, smallest, later, fixed=fixed) if verdict == "undetermined" else None
+    more = None if needed is None else max(1, needed - len(seeds))
+    total = seed_part(d).variance + fixed
     linked = correlation(theirs, mine)
     return Comparison(
         arm,
@@ -135,7 +145,7 @@ def _compare(
         interval.p,
         p_sign_flip=sign_flip_p(d),
         bootstrap=bootstrap_interval(d, 1 - alpha),
-        detectable=detectable(spread, len(seeds), alpha),
+        detectable=detectable(sd, len(seeds), alpha, fixed=fixed),
         correlation=linked,
         more_seeds=more,
         text=text.variance / total if text is not None and total else 0.0,
@@ -151,7 +161,9 @@ def _pairing(linked: float | None, sd: float, mine: Array, theirs: Array) -> tup
     return (f"pairing bought nothing: the differences spread by {sd:.2g}, unpaired arms would by {unpaired:.2g}",)
 
 
-def _diverged(arm: str, seeds: tuple[int, ...], mine: Array, theirs: Array, alpha: float) -> Comparison:
+def _diverged(
+    arm: str, seeds: tuple[int, ...], mine: Array, theirs: Array, alpha: float, later: float
+) -> Comparison:
     """A diverged run is worse than any other; two of them are equal. Only signs are left to count."""
     bad, bad_baseline = ~np.isfinite(mine), ~np.isfinite(theirs)
     ranks = [
@@ -161,6 +173,7 @@ def _diverged(arm: str, seeds: tuple[int, ...], mine: Array, theirs: Array, alph
     p = sign_p(ranks)
     median = float(np.median([np.clip(rank, -1e300, 1e300) for rank in ranks]))
     verdict: Word = "undetermined" if p >= alpha else "worse" if median > 0 else "better"
+    more = max(1, signs_needed(later) - len(seeds)) if verdict == "undetermined" else None
     note = f"{int(bad.sum())} of {len(seeds)} runs diverged ({int(bad_baseline.sum())} of the baseline): signs only"
     return Comparison(
         arm,
@@ -170,6 +183,7 @@ def _diverged(arm: str, seeds: tuple[int, ...], mine: Array, theirs: Array, alph
         alpha,
         None,
         p,
+        more_seeds=more,
         diverged=int(bad.sum()),
         baseline_diverged=int(bad_baseline.sum()),
         notes=(note,),

@@ -44,7 +44,8 @@ def _evaluate(folder: Path, settings: EvaluateSettings) -> dict[str, Any]:
             f"{said} has {len(tokens)} token{'' if len(tokens) == 1 else 's'} and needs 2: the first is only read, "
             "and what follows is predicted"
         )
-    return _figures(loaded, settings, kind, text, measure(loaded.model, tokens, n_bytes, settings.batch_size, documents))
+    found = measure(loaded.model, tokens, n_bytes, settings.batch_size, documents)
+    return _figures(loaded, settings, kind, text, found)
 
 
 def _figures(loaded: Any, settings: EvaluateSettings, kind: str, text: str, found: Any) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from softattn_lm.commands.comparison import seconds_of
@@ -27,9 +29,8 @@ def read_bandwidth(nbytes: int) -> float:
     return values.numel() * 4 / _best(lambda: values.sum(), max(1, 2**27 // nbytes))
 
 
-def _best(step: object, times: int) -> float:
+def _best(step: Callable[[], object], times: int) -> float:
     """Seconds of one call."""
-    assert callable(step)
 
     def several() -> None:
         for _ in range(times):

@@ -32,6 +32,8 @@ def run(cfg: dict[str, Any], words: list[str], after_dashes: str | None = None) 
     check_sampling(**sampling)
     loaded = load_run(folder, settings.checkpoint, pick_device(settings.device))
     ids = [int(token) for token in loaded.tokenizer.encode(prompt)]
+    if not ids:
+        raise UserError("the prompt is empty; give at least one token, for example a line break")
     print(
         f"{visible(str(folder))}, step {loaded.step}: {len(ids)} tokens of prompt, {settings.max_new_tokens} to write",
         file=sys.stderr,

@@ -74,6 +74,7 @@ def check_arguments(path: str, values: dict[str, Any], known: Signature, given: 
         elif isinstance(value, dict):
             checked[key] = check_node(dotted, _typed(dotted, value, parameter))
         elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            _typed(dotted, value, parameter)
             paths = _typed_paths(path, key, values)
             checked[key] = [check_node(p, v) if isinstance(v, dict) else v for p, v in zip(paths, value, strict=True)]
         else:

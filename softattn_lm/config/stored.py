@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from dataclasses import MISSING, fields
 from typing import Any
 
 from softattn_lm.config.allowed import allowed_targets, partial_targets, require_allowed
 from softattn_lm.config.check import SECTIONS, check
 from softattn_lm.config.custom import SHAPES
+from softattn_lm.config.settings import LoggerSettings, TrainerSettings, TrainingSettings, TrainSettings
 from softattn_lm.config.signature import signature
 from softattn_lm.config.tree import config_folder, groups
 from softattn_lm.errors import UserError
@@ -93,7 +95,21 @@ def stored_run(config: Any, where: str) -> dict[str, Any]:
     for key in ("model", "data", "tokenizer", "optimizer", "schedule", *SECTIONS):
         if not isinstance(config.get(key), dict):
             raise UserError(f"{where} has no section {key}, so it is no config of a run")
+    if "lr" not in config:
+        raise UserError(f"{where} has no lr, so it is no config of a run")
+    # A setting that came after the run was made has its default.
+    config = _defaults(TrainSettings) | config
+    for key, kind in (("training", TrainingSettings), ("trainer", TrainerSettings), ("logger", LoggerSettings)):
+        config[key] = _defaults(kind) | config[key]
     return _checked(config, where)
+
+
+def _defaults(kind: type) -> dict[str, Any]:
+    return {
+        field.name: field.default_factory() if field.default is MISSING else field.default  # type: ignore[misc]
+        for field in fields(kind)
+        if (field.default, field.default_factory) != (MISSING, MISSING)
+    }
 
 
 def stored_model(config: Any, where: str) -> tuple[dict[str, Any], int]:

@@ -32,8 +32,8 @@ class Share:
 
 
 def by_window(right: np.ndarray, sequences: Sequences) -> dict[str, np.ndarray]:
-    """right (W, T) bool -> {"correct", "answers", "pairs"} (W,) and {"gap_from", "gap_correct", "gap_answers"} (G,), all
-    int64, for gaps that there are.
+    """right (W, T) bool -> {"correct", "answers", "pairs"} (W,) and {"gap_from", "gap_correct", "gap_answers"} (G,) of
+    the gaps that there are; all int64.
     """
     asked = sequences.y != PADDED
     bins = np.log2(np.maximum(1, sequences.gaps[asked])).astype(np.int64)  # exact: a float64 of a power of 2 is

@@ -78,7 +78,7 @@ def check_device(settings: TrainerSettings) -> None:
     if settings.accelerator == "mps" and not torch.backends.mps.is_available():
         raise UserError("trainer.accelerator=mps, but torch finds no Apple graphics processor here; type trainer=cpu")
     if SLURMEnvironment.detect():
-        started, here = os.environ["SLURM_NTASKS"], os.environ.get("SLURM_NTASKS_PER_NODE")
+        started, here = os.environ.get("SLURM_NTASKS"), os.environ.get("SLURM_NTASKS_PER_NODE")
     else:
         started, here = os.environ.get("WORLD_SIZE"), os.environ.get("LOCAL_WORLD_SIZE")
     devices = _devices(settings)

@@ -313,6 +313,7 @@ def _train(
         "attention": kernels,
         "telemetry": next((c.cost() for c in callbacks if isinstance(c, Telemetry)), None),
         "scores": scores,
+        "fingerprint": prepared.fingerprint,
     }
     if first_rank:
         # The folder may be moved, so it does not know where it is.
@@ -349,6 +350,7 @@ def _finish(cfg: dict[str, Any], folder: Path, prepared: Prepared, start: Start)
         "scores": write_scores(
             loaded.model, prepared, score, folder, max(1, VALIDATION_TOKENS // loaded.model.context)
         ),
+        "fingerprint": prepared.fingerprint,
     }
     write_json(folder / "summary.json", summary)
     write_status(folder, "finished", step=start.step, steps=start.step, parent=start.fork)

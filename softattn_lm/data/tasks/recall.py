@@ -63,9 +63,9 @@ class Recall(Task):
 
     def settings(self) -> dict[str, Any]:
         return {
-            **{"n_pairs": self.n_pairs, "vocab_size": self.vocab_size, "power": self.power, "filler": self.filler},
-            **{"updates": self.updates, "noise": self.noise, "noise_symbols": self.noise_symbols},
-        }
+            "n_pairs": self.n_pairs, "vocab_size": self.vocab_size, "power": self.power, "filler": self.filler,
+            "updates": self.updates, "noise": self.noise, "noise_symbols": self.noise_symbols,
+        }  # fmt: skip
 
     def context_tokens(self, pairs: int) -> int:
         """Of the part in front of the questions."""
@@ -119,7 +119,8 @@ class Recall(Task):
         values = 1 + self.n_keys + distinct(next_words(2 * bound), self.n_values)  # (B, n + updates), all different
         again = distinct(next_words(2 * self.updates), pairs)  # (B, updates) which keys are bound once more
         slots = power_law_slots(next_words((length - context) // 2), pairs, self.power)  # (B, n)
-        starts = self._starts(next_words(bound + self.noise if self.noise else 0), bound, len(words))  # (B, n + updates)
+        places = next_words(bound + self.noise if self.noise else 0)
+        starts = self._starts(places, bound, len(words))  # (B, n + updates)
 
         found.x[rows, starts] = np.concatenate((keys, np.take_along_axis(keys, again, 1)), 1)
         found.x[rows, starts + 1] = values
