@@ -1,9 +1,8 @@
-"""The commands train and evaluate around the training room, and runs on several processes."""
+"""The commands train and evaluate around the training room."""
 
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from softattn_lm.runs import find_run, read_config, read_metrics, read_status
 from softattn_lm.training.checkpoint import load_run
 from softattn_lm.training.summary import prompt
 from softattn_lm.training.tracking import is_logged_in
-from tests.tiny_run import TINY, losses, text, tiny_config, tiny_train
+from tests.tiny_run import text, tiny_config, tiny_train
 
 
 def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -31,31 +30,6 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         check=False,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_two_processes_learn_what_one_learns(tmp_path, strategy):
-    run = tiny_train(tmp_path, "name=one", "model.dropout=0")
-    same = [o for o in TINY if not o.startswith(("trainer=", "model.dropout="))]
-    two = [f"trainer={strategy}", "trainer.accelerator=cpu", "trainer.devices=2"]
-    done = command(tmp_path, *same, *two, f"data.path={tmp_path / 'text.txt'}", "name=two", "model.dropout=0")
-    assert done.returncode == 0, done.stderr
-    other = run.with_name("two")
-    assert sorted(p.name for p in run.parent.iterdir()) == ["cache", "one", "two"]  # the second process made none
-    assert losses(other) == pytest.approx(losses(run), abs=1e-4)
-    validations = [[r for r in read_metrics(folder) if r["kind"] == "validation"] for folder in (run, other)]
-    for row, row_of_two in zip(*validations, strict=True):
-        assert row_of_two["tokens"] == row["tokens"] == 599
-        assert row_of_two["loss"] == pytest.approx(row["loss"], abs=1e-4)
-        assert row_of_two["loss_se"] == pytest.approx(row["loss_se"], rel=1e-3)
-    # Either goes on where the other stopped.
-    typed = ["resume=two", "steps=8", "trainer=cpu"]
-    train.run(tiny_config(tmp_path, *typed), [], typed)
-    done = command(tmp_path, "resume=one", "steps=8", *two)
-    assert done.returncode == 0, done.stderr
-    assert losses(other) == pytest.approx(losses(run), abs=1e-4)
-    assert load_run(other).step == load_run(run).step == 8
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a device that is not there")
@@ -135,40 +109,6 @@ def test_processes_started_from_outside_need_one_name_and_the_first_makes_the_fo
     with pytest.raises(UserError, match="made no run folder"):
         train.run(tiny_config(tmp_path, "name=shared"), [], [])
     assert not (tmp_path / "runs" / "shared").exists()
-
-
-@pytest.mark.slow
-def test_two_processes_do_not_wait_for_gradients_that_a_kernel_never_gives(tmp_path):
-    tiny_config(tmp_path)  # writes the text
-    same = [o for o in TINY if not o.startswith("trainer=")]
-    two = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "attention=uniform", "projections=low_rank"]
-    done = command(tmp_path, *same, *two, f"data.path={tmp_path / 'text.txt'}", "name=two")
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_torchrun_gives_what_one_process_gives(tmp_path):
-    run = tiny_train(tmp_path, "name=one", "model.dropout=0")
-    same = [o for o in TINY if not o.startswith(("trainer=", "model.dropout="))]
-    script = Path(__file__).parent.parent / "scripts" / "train.py"
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
-    launch += [f"--master-port={port}", str(script)]
-    two = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "name=two", "model.dropout=0"]
-    done = subprocess.run(
-        [*launch, *same, *two, f"data.path={tmp_path / 'text.txt'}"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    assert sorted(p.name for p in run.parent.iterdir()) == ["cache", "one", "two"]
-    assert losses(run.with_name("two")) == pytest.approx(losses(run), abs=1e-4)
 
 
 def test_describing_prints_sizes_and_makes_no_run(tmp_path, capsys):
