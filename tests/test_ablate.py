@@ -21,6 +21,7 @@ def _warm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm, "start_server", forked_server)
 
 
+@pytest.mark.slow
 def test_a_question_is_tuned_and_reported_on_fresh_seeds_and_asked_again_does_nothing(tmp_path: Path) -> None:
     typed = [ARMS, "seeds=3", "tune=lr", "trials=3", "slots=2", "name=x", "steps=6", "training.val_every=6"]
     assert ablate(tmp_path, *typed) == 0
@@ -122,6 +123,8 @@ def test_six_jobs_keep_three_slots_busy_each_with_a_port_of_its_own(tmp_path: Pa
     whole = sum(of[-1]["end"] - of[0]["start"] for of in slots.values())
     assert busy / whole >= 0.9
     assert len({job["pid"] for job in jobs}) == 6
+    # Of processors, as a busy machine tells no other time: all of a run, its sixty steps included.
+    assert max(job["cpu"] for job in jobs) < 1.5
 
 
 def test_what_is_wrong_is_told_before_anything_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,3 +171,13 @@ def test_parameters_are_matched_by_the_width_of_the_mlp(tmp_path: Path, capsys: 
     assert one == two
     assert Plan.read(folder).matched == {"": {"shared_kv": ["model.mlp_width=72"]}}
     assert "shared_kv has +0.00% parameters" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_may_take_several_devices_and_loses_nothing_by_it(tmp_path: Path) -> None:
+    typed = [ARMS, "seeds=2", "steps=4", "model.dropout=0"]
+    assert ablate(tmp_path, *typed, "name=one", "slots=2") == 0
+    two = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
+    assert ablate(tmp_path, *typed, *two, "name=two", "slots=2") == 0
+    one, both = (losses(tmp_path / "runs" / name) for name in ("one", "two"))
+    assert both == pytest.approx(one, abs=1e-5) and len(both) == 4

@@ -33,6 +33,11 @@ TASK = [
 ]
 
 
+def without(override: str) -> list[str]:
+    """TASK, but for what has the same key."""
+    return [word for word in TASK if word.partition("=")[0] != override.partition("=")[0]]
+
+
 def logits_for(choices: list[list[int]], vocab: int = 5) -> torch.Tensor:
     return 9.0 * F.one_hot(torch.tensor(choices), vocab).float()
 
@@ -71,7 +76,13 @@ def test_accuracy_by_pairs_and_by_gap_counted_by_hand() -> None:
     y = np.full((3, 4), PADDED)
     gaps = np.zeros((3, 4), dtype=np.int64)
     right = np.zeros((3, 4), dtype=bool)
-    for row, place, gap, is_right in ((0, 1, 1, True), (0, 3, 3, False), (1, 2, 2, True), (1, 3, 9, True), (2, 0, 8, False)):
+    for row, place, gap, is_right in (
+        (0, 1, 1, True),
+        (0, 3, 3, False),
+        (1, 2, 2, True),
+        (1, 3, 9, True),
+        (2, 0, 8, False),
+    ):
         y[row, place], gaps[row, place], right[row, place] = 1, gap, is_right
     right[2, 2] = True  # nobody asked
     found = by_window(right, Sequences(np.zeros_like(y), y, gaps, np.array([2, 2, 1])))
@@ -82,9 +93,11 @@ def test_accuracy_by_pairs_and_by_gap_counted_by_hand() -> None:
 
 
 def test_a_run_tells_accuracy_at_validations_and_scores_every_window(tmp_path: Path) -> None:
-    run = tiny_train(tmp_path, *TASK, "training.score=[validation,test]", "steps=60", "lr=0.01", "training.val_every=30")
+    run = tiny_train(
+        tmp_path, *TASK, "training.score=[validation,test]", "steps=60", "lr=0.01", "training.val_every=30"
+    )
     rows = [row for row in read_metrics(run) if row["kind"] == "validation"]
-    assert [row["step"] for row in rows] == [0, 30, 60] or [row["step"] for row in rows] == [30, 60]
+    assert [row["step"] for row in rows] == [30, 60]
     summary = json.loads((run / "summary.json").read_text())
     assert summary["validation"]["validation"]["accuracy"] == rows[-1]["accuracy"]
     prepared = Recall([1, 3], vocab_size=32, validation_sequences=40, test_sequences=30).prepared(16)
@@ -128,7 +141,7 @@ def test_evaluate_and_sample_speak_of_answers_and_symbols(tmp_path: Path, capsys
     run = tiny_train(tmp_path, *TASK)
 
     def command(name: str, *overrides: str) -> dict[str, object]:
-        return check(compose(name, [f"runs={tmp_path / 'runs'}", "device=cpu", *overrides], config_folder()), "")
+        return compose(name, [f"runs={tmp_path / 'runs'}", "device=cpu", *overrides], config_folder())
 
     evaluate.run(command("evaluate", "split=test", "by_position=true"), [str(run)])
     printed = capsys.readouterr().out
@@ -151,7 +164,7 @@ def test_what_makes_no_sense_for_a_task_is_answered_with_what_to_type(tmp_path: 
         (["data.length=8"], "type model.context=8"),
     ):
         with pytest.raises(UserError, match=says):
-            tiny_train(tmp_path, *[word for word in TASK if word.partition("=")[0] != overrides[0].partition("=")[0]], *overrides)
+            tiny_train(tmp_path, *without(overrides[0]), *overrides)
     with pytest.raises(UserError, match="tokenizer=char, byte or bpe"):
         tiny_train(tmp_path, "tokenizer=symbols")
     cfg = compose("prepare_data", ["data=recall", f"runs={tmp_path}"], config_folder())

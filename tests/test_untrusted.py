@@ -218,7 +218,7 @@ def test_a_config_that_is_no_config_is_one_line(name: str, run: Path, canary: Pa
 def test_a_stored_config_holds_plain_values_and_no_interpolation_but_in_names(good: Path) -> None:
     config = read_config(good)
     found = stored_run(config, "c")
-    assert {key: found[key] for key in config} == config
+    assert found["model"] == config["model"] and found["training"].items() >= config["training"].items()
     config["data"]["path"] = "${oc.env:HOME}/a.txt"  # a name like any other: it is resolved nowhere
     assert stored_run(config, "c")["data"]["path"] == "${oc.env:HOME}/a.txt"
     for value, said in (("${x}", "interpolation"), ((1,), "tuple"), ({1: 2}, "no text"), (laughs(), "nests")):

@@ -7,7 +7,8 @@
 Orders and answers are lines of JSON.
     <-  {"id": 3, "words": ["resume=..."], "log": "run/log.txt", "environment": {...}, "threads": 1}
     <-  {"id": 4, "measure": "job.yaml", "out": "arm.json", ...}      {"signal": 2, "id": 3}
-    ->  {"id": 3, "pid": 812}       {"id": 3, "code": 0}              negative: the signal that ended it
+    ->  {"id": 3, "pid": 812}       {"id": 3, "code": 0, "cpu": 1.2}
+code: exit status, negative for the signal that ended it. cpu: seconds of processors.
 
 The server runs no tensor operation, so no thread pool has begun when it forks: one that had would be missing in the
 child, which would wait for it for ever. Each process has a session of its own, and may start others (trainer=ddp).
@@ -110,12 +111,13 @@ class Server:
 
     def _reap(self) -> None:
         while self.running:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status, used = os.wait4(-1, os.WNOHANG)
             if pid == 0:
                 return
             number = self.running.pop(pid, None)
             if number is not None:
-                self._answer({"id": number, "code": os.waitstatus_to_exitcode(status)})
+                cpu = round(used.ru_utime + used.ru_stime, 3)
+                self._answer({"id": number, "code": os.waitstatus_to_exitcode(status), "cpu": cpu})
 
     def _answer(self, row: dict[str, Any]) -> None:
         try:

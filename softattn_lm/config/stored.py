@@ -26,6 +26,7 @@ DEEPEST = 30  # levels of lists and mappings; ours have 5
 MOST = 100_000  # values; ours have some hundred
 # Texts that are taken as typed, and resolved nowhere: names and paths may hold any character.
 AS_TYPED = re.compile(r"(^|\.)(path|name|target|runs|resume|fork|trust|validation_sets\.[^.]+)$")
+POLICIES = ("attention", "scale", "position", "mask", "projections")
 _INDEX = re.compile(r"\[\d+\]")
 
 
@@ -122,6 +123,12 @@ def stored_model(config: Any, where: str) -> tuple[dict[str, Any], int]:
 
 
 def _checked(config: dict[str, Any], where: str) -> dict[str, Any]:
+    model = config["model"]
+    for key in POLICIES:
+        if not isinstance(model.get(key), dict) or "_target_" not in model[key]:
+            raise UserError(f"{where}: model.{key} is no {key}")
+        if key in config and not isinstance(config[key], dict):
+            raise UserError(f"{where}: {key} is no {key}")
     try:
         return check(config, "TrainSettings", files=False)
     except UserError as error:

@@ -3,7 +3,7 @@
     P_k(w | c) = max(N(cw) - D, 0) / N(c·)  +  D · T(c) / N(c·) · P_(k-1)(w | c without its first token),   P_0 = 1 / V
 
 c: the k - 1 tokens before w; T(c): how many different tokens follow c; D = n1 / (n1 + 2 n2), of the n-grams seen once
-and twice. N counts occurrences at the highest order, and below it how many different tokens precede an n-gram.
+and twice, or 1/2 if none was seen once. N counts occurrences at the highest order, and below it how many different tokens precede an n-gram.
 Kneser & Ney 1995 (ICASSP); Chen & Goodman 1999, Computer Speech & Language 13, section 2.7.
 """
 
@@ -16,8 +16,8 @@ UNSEEN = -1
 
 @dataclass(frozen=True)
 class Grams:
-    """The different n-grams of a text, numbered. codes (G,) rising: number of the n-gram before its last token, times V,
-    plus that token. suffix (G,): the number of each without its first token, among those one shorter. counts (G,).
+    """The different n-grams of a text, numbered. codes (G,) rising: number of the (n - 1)-gram that begins it, times V,
+    plus its last token. suffix (G,): the number of each without its first token, among those one shorter. counts (G,).
     """
 
     codes: np.ndarray
@@ -30,11 +30,11 @@ class NGrams:
 
     def __init__(self, tokens: np.ndarray, vocab_size: int, order: int = 6) -> None:
         if order < 1 or len(tokens) < order:
-            raise ValueError(f"n-grams of order {order} need an order of 1 or more and as many tokens, not {len(tokens)}")
+            raise ValueError(f"n-grams of order {order} need an order of 1 or more and as many tokens")
         self.vocab_size, self.order = vocab_size, order
         self.levels: list[Grams] = []
         tokens = np.asarray(tokens, dtype=np.int64)
-        shorter = np.zeros(len(tokens) + 1, dtype=np.int64)  # number of the n-gram that ends at each place; 1 before any
+        shorter = np.zeros(len(tokens) + 1, dtype=np.int64)  # number of the n-gram that ends at each place
         for k in range(1, order + 1):
             # Places k - 1 .. n - 1 end an n-gram of order k; `shorter` holds those of order k - 1 from place k - 2 on.
             codes, first, numbers, counts = np.unique(
@@ -55,7 +55,7 @@ class NGrams:
             owner = level.codes // self.vocab_size  # (G,) the context of each n-gram
             total, different = np.bincount(owner, counts), np.bincount(owner, counts > 0)
             once, twice = (counts == 1).sum(), (counts == 2).sum()
-            discount = once / (once + 2 * twice) if once else 0.0
+            discount = once / (once + 2 * twice) if once else 0.5  # 0 would leave nothing for what never followed
             known = np.flatnonzero((context != UNSEEN) & (np.arange(len(tokens)) >= k - 1))
             known = known[total[context[known]] > 0]
             here, seen = context[known], gram[known] != UNSEEN

@@ -45,7 +45,7 @@ class Local:
                 if row["id"] in self._orders and "pid" in row:
                     self._orders[row["id"]].pid = row["pid"]
                 elif row["id"] in self._orders:
-                    ended.append(self._end(row["id"], row["code"]))
+                    ended.append(self._end(row["id"], row["code"], row["cpu"]))
         return ended
 
     def stop(self, kill: bool = False) -> None:
@@ -69,9 +69,9 @@ class Local:
     def _order(self, order: dict[str, Any], slot: Slot) -> int:
         return self.warm.order(order | {"environment": slot.environment(), "threads": slot.threads})
 
-    def _end(self, number: int, code: int | None) -> Ended:
+    def _end(self, number: int, code: int | None, cpu: float | None = None) -> Ended:
         slot = self._orders.pop(number)
         assert slot.run is not None
         run = slot.run
-        slot.ended(self.folder, code)
+        slot.ended(self.folder, code, cpu)
         return Ended(run, code)

@@ -1,7 +1,7 @@
 """Places for runs on this machine: each has its own threads or devices and a port of its own.
 
-<folder>/slots.jsonl: a row per run, {"slot", "run", "pid", "port", "devices", "start", "end", "code"}, seconds since
-1970.
+<folder>/slots.jsonl: a row per run, {"slot", "run", "pid", "port", "devices", "start", "end", "code", "cpu"}. start, end:
+seconds since 1970; cpu: seconds of processors that it used.
 """
 
 from __future__ import annotations
@@ -38,12 +38,19 @@ class Slot:
         found = {"OMP_NUM_THREADS": str(self.threads), "MASTER_PORT": str(self.port)}
         return found | ({"CUDA_VISIBLE_DEVICES": ",".join(self.devices)} if self.devices else {})
 
-    def ended(self, folder: Path, code: int | None) -> None:
+    def ended(self, folder: Path, code: int | None, cpu: float | None) -> None:
         """Free again, and written down."""
         row: dict[str, object] = {"slot": self.number, "run": None, "pid": self.pid}
         if self.run is not None:
             row["run"] = os.path.relpath(self.run, folder)
-        row |= {"port": self.port, "devices": list(self.devices), "start": self.began, "end": time.time(), "code": code}
+        row |= {
+            "port": self.port,
+            "devices": list(self.devices),
+            "start": self.began,
+            "end": time.time(),
+            "code": code,
+            "cpu": cpu,
+        }
         with (folder / FILE).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
         self.run = self.pid = None

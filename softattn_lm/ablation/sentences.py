@@ -1,0 +1,165 @@
+"""Verdicts in plain words, and what to type where there is none yet."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from softattn_lm.ablation.judge import Judged
+from softattn_lm.ablation.plan import Plan
+from softattn_lm.ablation.question import BASE
+from softattn_lm.ablation.verdict import Comparison
+
+
+@dataclass(frozen=True)
+class Unit:
+    """How a metric is printed: times `factor`, and what that is. sign: of a loss that a comparison is made in."""
+
+    name: str
+    factor: float
+    sign: float
+
+    def number(self, value: float, plus: bool = False) -> str:
+        scaled = value * self.factor
+        digits = 1 if self.factor == 100 and abs(scaled) >= 0.095 else 4 if abs(scaled) < 0.0995 else 3
+        return f"{scaled:{'+' if plus else ''}.{digits}f}"
+
+
+def unit_of(plan: Plan) -> Unit:
+    sign = 1.0 if plan.metric.better == "lower" else -1.0
+    return Unit("points", 100.0, sign) if plan.metric.name == "accuracy" else Unit("nats", 1.0, sign)
+
+
+def percent(share: float) -> str:
+    """0.98333 -> 98.3 %, 0.99429 -> 99.4 %, 0.9999 -> 99.99 %."""
+    return f"{100 * share:.2f} %" if share > 0.995 else f"{100 * share:.1f} %"
+
+
+def p_value(p: float) -> str:
+    return "< 0.0001" if p < 0.0001 else f"{p:.4f}" if p < 0.01 else f"{p:.3f}"
+
+
+def sentence(plan: Plan, judged: Judged, found: Comparison) -> str:
+    unit, arm, base = unit_of(plan), found.arm, plan.baseline
+    place = "" if judged.size is None else f" at {judged.size}"
+    if found.verdict == "identical":
+        return f"{arm} is identical to {base}{place}: the difference is 0 to the last digit on all seeds."
+    if found.interval is None:
+        diverged = f"{found.diverged} of its {len(found.seeds)} runs diverged, {found.baseline_diverged} of {base}'s"
+        why = f"{diverged}; sign test p = {p_value(found.p)}" if "diverged" in found.notes[0] else found.notes[0]
+        word = "undetermined against" if found.verdict == "undetermined" else f"{found.verdict} than"
+        return f"{arm} is {word} {base}{place}: {why}."
+    mean, half = unit.sign * found.interval.mean, found.interval.half
+    around = f"{len(found.seeds)} paired seeds, {percent(found.interval.level)} interval"
+    size = f"{unit.number(abs(mean))} ± {unit.number(half)} {unit.name}"
+    signed = f"{unit.number(mean, plus=True)} ± {unit.number(half)} {unit.name}"
+    least = f"{plan.smallest * unit.factor:g} {unit.name}"
+    if found.verdict in ("better", "worse"):
+        less = "" if abs(mean) >= plan.smallest else f", which is less than the {least} that matter"
+        return f"{arm} is {found.verdict} than {base}{place} by {size} ({around}){less}."
+    if found.verdict == "equivalent":
+        return f"{arm} is equivalent to {base}{place}: its difference, {signed}, lies within ±{least} ({around})."
+    return f"{arm} against {base}{place} is undetermined: the difference is {signed} ({around})."
+
+
+def what_is_missing(plan: Plan, folder: Path, judged: Judged, found: Comparison) -> str | None:
+    """For a verdict that is undetermined: how many seeds and minutes, and what to type."""
+    if found.verdict != "undetermined":
+        return None
+    if found.more_seeds is None:
+        if found.interval is None:
+            return None
+        why = [f"{percent(share)} of the variance is {what}" for share, what in _others(found) if share]
+        return (
+            f"more seeds alone will not tell {found.arm} from {plan.baseline}: {' and '.join(why)}. A larger test part "
+            "(data.test_fraction) or more tuning seeds would."
+        )
+    seeds = len(plan.seeds) + found.more_seeds
+    minutes = found.more_seeds * sum(judged.seconds.values()) / max(1, slots(folder)) / 60
+    what = f"a difference of {plan.smallest * unit_of(plan).factor:g} {unit_of(plan).name} be found with 80 % power"
+    if found.interval is None:
+        what = "a sign test decide, if the new seeds point the same way"
+    took = f", about {minutes:.0f} minutes here," if minutes >= 1 else ","
+    return f"with {found.more_seeds} more seeds{took} would {what}: {command(plan, folder, seeds)}"
+
+
+def _others(found: Comparison) -> list[tuple[float, str]]:
+    return [(found.text, "that of the test text"), (found.rates, "that of the chosen learning rates")]
+
+
+def slots(folder: Path) -> int:
+    """How many runs went at the same time here."""
+    file = folder / "slots.jsonl"
+    if not file.is_file():
+        return 1
+    lines = file.read_text(encoding="utf-8").split("\n")[:-1]
+    return max(1, len({json.loads(line)["slot"] for line in lines if line.startswith("{")}))
+
+
+def command(plan: Plan, folder: Path, seeds: int) -> str:
+    """What asks the same question in the same folder with more seeds."""
+    words, name = _asked(plan)
+    settings = [f"seeds={seeds}"]
+    if plan.seeds != list(range(len(plan.seeds))):
+        new = [s for s in range(max(plan.seeds) + 1, max(plan.seeds) + 1 + seeds - len(plan.seeds))]
+        settings = [f"seeds=[{','.join(map(str, [*plan.seeds, *new]))}]"]
+    if name != plan.name:
+        settings.append(f"name={plan.name}")
+    if folder.resolve().parent != Path("runs").resolve():
+        settings.append(f"runs={folder.resolve().parent}")
+    return "softattn ablate " + " ".join(map(shlex.quote, [*words, *settings]))
+
+
+def _asked(plan: Plan) -> tuple[list[str], str | None]:
+    """(the question and its settings as they were typed, the name the folder has by itself)."""
+    file = None if plan.question_file is None else Path(plan.question_file)
+    if file is not None:
+        shipped = file.parent.name == "ablation" and file.parent.parent.name == "configs"
+        said = _said(file)
+        own = [word for word in plan.base if word not in (*BASE, *(said.get("base") or []))]
+        return [file.stem if shipped else str(file), *own], file.stem
+    keys = {words[0].partition("=")[0] for words in plan.arms.values() if words}
+    values = [_value(words) for words in plan.arms.values()]
+    arms = f"{next(iter(keys))}={','.join(values)}" if len(keys) == 1 else ",".join(plan.arms)
+    typed = [arms, *(word for word in plan.base if word not in BASE)]
+    if plan.tune is not None:
+        typed += ["tune=lr", f"trials={len(plan.tune.grid)}"]
+    typed += [f"metric={plan.metric.name}"] if plan.metric.name != "loss" else []
+    typed += [f"smallest={plan.smallest:g}"] if plan.smallest != 0.01 else []
+    typed += [f"match={plan.match}"] if plan.match != "none" else []
+    return [*typed, *([f"ladder={','.join(plan.ladder)}"] if plan.ladder else [])], None
+
+
+def _value(words: list[str]) -> str:
+    own = [word.partition("=")[2] for word in words if word.startswith("attention.target=")]
+    return own[0] if own else words[0].partition("=")[2]
+
+
+def _said(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    found = yaml.safe_load(file.read_text(encoding="utf-8"))
+    return found if isinstance(found, dict) else {}
+
+
+def on_the_ladder(plan: Plan, judged: list[Judged]) -> list[str]:
+    """Whether a verdict holds at every size."""
+    if len(judged) < 2:
+        return []
+    said = []
+    for arm in plan.arms:
+        words = {str(each.size): c.verdict for each in judged for c in each.comparisons if c.arm == arm}
+        if len(words) < 2:
+            continue
+        if len({*words.values()}) == 1:
+            said.append(f"{arm} is {next(iter(words.values()))} at all {len(words)} sizes.")
+        else:
+            each = ", ".join(f"{word} at {size}" for size, word in words.items())
+            said.append(f"{arm}: the verdict does not hold at every size: {each}.")
+    return said
+
