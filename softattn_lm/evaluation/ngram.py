@@ -3,7 +3,8 @@
     P_k(w | c) = max(N(cw) - D, 0) / N(c·)  +  D · T(c) / N(c·) · P_(k-1)(w | c without its first token),   P_0 = 1 / V
 
 c: the k - 1 tokens before w; T(c): how many different tokens follow c; D = n1 / (n1 + 2 n2), of the n-grams seen once
-and twice, or 1/2 if none was seen once. N counts occurrences at the highest order, and below it how many different tokens precede an n-gram.
+and twice, or 1/2 if none was seen once. N counts occurrences at the highest order, and below it how many different
+tokens precede an n-gram.
 Kneser & Ney 1995 (ICASSP); Chen & Goodman 1999, Computer Speech & Language 13, section 2.7.
 """
 
