@@ -9,10 +9,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from softattn_lm.ablation.executors import warm
+from softattn_lm.ablation.executors.base import WORKER
 from softattn_lm.cli import main
+from softattn_lm.commands import ablate as command
 from softattn_lm.commands import worker
 from tests.tiny_run import text
 from tests.warm import _CONTEXT
@@ -76,6 +82,12 @@ class Forked:
         self.process.kill()
 
 
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ablations of this process start their runs out of the server of tests/warm.py, and write no report."""
+    monkeypatch.setattr(warm, "start_server", forked_server)
+    monkeypatch.setattr(command, "find_spec", lambda _: None)
+
+
 def forked_server(orders: socket.socket, modules: Sequence[str], inherited: Sequence[int]) -> Forked:
     return Forked(orders, modules)
 
@@ -84,6 +96,8 @@ def _serve(orders: socket.socket, modules: list[str], environment: dict[str, str
     multiprocessing.set_start_method("fork", force=True)
     os.setsid()
     os.environ.update(environment)
+    # Lightning starts the processes of other devices as this one was started.
+    sys.modules["__main__"].__spec__ = find_spec(WORKER)
     worker.Server(orders).serve()
     os._exit(0)
 

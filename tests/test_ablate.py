@@ -1,6 +1,7 @@
 """`ablate`, from what is typed to run folders: planned, tuned, reported, continued."""
 
 import json
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -8,21 +9,24 @@ import numpy as np
 import pytest
 
 from softattn_lm.ablation import journal
-from softattn_lm.ablation.executors import warm
 from softattn_lm.ablation.plan import Plan
+from softattn_lm.commands import ablate as command
 from softattn_lm.runs import read_config, read_status
-from tests.ablation import ablate, forked_server, losses, rows
+from tests.ablation import ablate, losses, quick, rows
 
 ARMS = "attention=sdpa,linear"
 
 
 @pytest.fixture(autouse=True)
-def _warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "start_server", forked_server)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch)
 
 
 @pytest.mark.slow
-def test_a_question_is_tuned_and_reported_on_fresh_seeds_and_asked_again_does_nothing(tmp_path: Path) -> None:
+def test_a_question_is_tuned_and_reported_on_fresh_seeds_and_asked_again_does_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "find_spec", find_spec)  # this one writes its report
     typed = [ARMS, "seeds=3", "tune=lr", "trials=3", "slots=2", "name=x", "steps=6", "training.val_every=6"]
     assert ablate(tmp_path, *typed) == 0
     folder = tmp_path / "runs" / "x"
@@ -51,6 +55,7 @@ def test_a_question_is_tuned_and_reported_on_fresh_seeds_and_asked_again_does_no
     assert ablate(tmp_path, *typed) == 0
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("summary.json")} == before
     assert len(journal.read(folder, "chosen_rate")) == 2
+    assert "linear" in (folder / "report.md").read_text(encoding="utf-8")
 
 
 def test_seeds_and_arms_come_on_top_and_are_logged_as_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

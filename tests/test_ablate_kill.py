@@ -77,14 +77,14 @@ def test_interrupted_killed_and_robbed_of_a_run_it_ends_with_the_same_table_else
 
 
 def victims(folder: Path) -> list[int]:
-    """Processes that train in this folder right now, told by the log that they hold open."""
+    """First processes of the runs that train in this folder right now, told by the log that they hold open."""
     found = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            said = os.readlink(place / "fd" / "1")
+            said, leader = os.readlink(place / "fd" / "1"), os.getsid(int(place.name))
         except OSError:
             continue
-        if said.startswith(f"{folder}/report/") and said.endswith("log.txt"):
+        if said.startswith(f"{folder}/report/") and said.endswith("log.txt") and leader == int(place.name):
             found.append(int(place.name))
     return found
 

@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from softattn_lm.ablation.executors import warm
 from softattn_lm.runs import read_status
-from tests.ablation import ablate, forked_server, losses
+from tests.ablation import ablate, losses, quick
 
 TYPED = ["attention=sdpa,linear", "seeds=2", "steps=4"]
 
 
 @pytest.fixture(autouse=True)
 def _warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "start_server", forked_server)
+    quick(monkeypatch)
 
 
 @pytest.mark.slow

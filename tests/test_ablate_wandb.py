@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from softattn_lm.ablation.executors import warm
 from softattn_lm.runs import read_status
-from tests.ablation import ablate, forked_server, started
+from tests.ablation import ablate, quick, started
 from tests.test_ablate_kill import until, victims
 from tests.wandb_files import exit_code, history, records
 
@@ -32,7 +31,7 @@ def described(run: Path) -> dict[str, Any]:
 def test_every_job_is_a_run_of_the_group_and_those_that_failed_are_marked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm, "start_server", forked_server)
+    quick(monkeypatch)
     (tmp_path / "q.yaml").write_text("arms:\n  good: []\n  hot: [lr=1e30, training.clip=null]\nseeds: 2\n")
     typed = [str(tmp_path / "q.yaml"), "slots=2", "steps=4", "logger=wandb", "training.log_every=1"]
     assert ablate(tmp_path, *typed) == 0

@@ -108,6 +108,8 @@ WRONG = {
     ("training.compile=no",): "training.compile=no: type training.compile=false",
     ("training.keep_steps=[1,x]",): "a list of whole numbers in brackets or log",
     ("training=5",): "training is a section",
+    ("model.projections=5",): "projections is chosen as a whole; type projections=",
+    ("data.validation_sets=a",): "data.validation_sets must be a mapping, which is typed name by name",
     ("model.size=small",): "model/size=small",
     ("mask.pattern=SSSL",): "type mask=pattern",
     ("mask=pattern", "mask.pattern=SXL"): "letter X",

@@ -20,7 +20,7 @@ from softattn_lm.runs import read_metrics
 # Okabe and Ito 2008: told apart by those who see few colours, too.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B", "#7F7F7F", "#BCBD22")
 VERDICTS = {"better": "#126b3a", "worse": "#a5281b", "equivalent": "#2b5c9e", "identical": "#2b5c9e"}
-_STYLE = {
+_STYLE: Any = {
     "font.size": 9.0, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
     "legend.frameon": False, "legend.fontsize": 8.0, "svg.hashsalt": "softattn", "svg.fonttype": "path",
     "axes.titlesize": 10.0, "axes.titlelocation": "left", "path.simplify": True,
@@ -98,7 +98,12 @@ def _forest(plan: Plan, judged: Sequence[Judged]) -> Drawn | None:
             ax.plot(points, np.full(len(points), place + 0.2), "o", ms=3.5, color=colour, alpha=0.45, mew=0)
             ax.errorbar(mean, place, xerr=half, fmt="s", ms=5.5, color=colour, capsize=3, lw=1.6)
             ax.annotate(
-                f" {c.verdict}", (1.0, place), xycoords=("axes fraction", "data"), va="center", color=colour, fontsize=8.5
+                f" {c.verdict}",
+                (1.0, place),
+                xycoords=("axes fraction", "data"),
+                va="center",
+                color=colour,
+                fontsize=8.5,
             )
         names = [label(c.arm + _at(size)) for size, c in rows]
         ax.set_yticks(range(len(rows)), names)
@@ -126,6 +131,7 @@ def _curves(plan: Plan, judged: Judged, runs: Sequence[Run]) -> Drawn | None:
                 own.setdefault(run.arm, []).append(known)
     if not own:
         return None
+    own = {arm: own[arm] for arm in (plan.baseline, *plan.arms) if arm in own}
 
     def draw(figure: Any) -> None:
         ax = figure.subplots()
@@ -159,7 +165,7 @@ def _rates(plan: Plan, judged: Judged) -> Drawn | None:
     def draw(figure: Any) -> None:
         ax = figure.subplots()
         lowest: list[float] = []
-        for arm, losses in tables.items():
+        for number, (arm, losses) in enumerate(tables.items()):
             colour = _colour(plan, arm)
             rates = sorted(losses, key=float)
             seeds = [[losses[rate][s] for s in losses[rate] if losses[rate][s] is not None] for rate in rates]
@@ -169,7 +175,7 @@ def _rates(plan: Plan, judged: Judged) -> Drawn | None:
             ax.plot([r for r, _ in whole], [float(np.mean(of)) for _, of in whole], color=colour, label=label(arm))
             lowest += [float(np.mean(of)) for _, of in whole]
             for lost in (float(r) for r, of in zip(rates, seeds, strict=True) if len(of) < len(losses[r])):
-                ax.plot(lost, 0.97, "x", color=colour, transform=ax.get_xaxis_transform(), ms=6)
+                ax.plot(lost, 0.97 - 0.04 * number, "x", color=colour, transform=ax.get_xaxis_transform(), ms=6)
             ax.axvline(judged.choices[arm]["lr"], color=colour, lw=1.1, ls=":")
         ax.set_xscale("log", base=2)
         ticks = sorted({float(rate) for losses in tables.values() for rate in losses})
@@ -183,8 +189,8 @@ def _rates(plan: Plan, judged: Judged) -> Drawn | None:
         ax.legend()
 
     caption = (
-        f"Learning-rate sensitivity{_at(judged.size)}: tuning seeds as points, their mean as a line; dotted: the chosen "
-        "rate; crosses: rates at which a seed diverged."
+        f"Learning-rate sensitivity{_at(judged.size)}: tuning seeds as points, their mean as a line; dotted: the "
+        "chosen rate; crosses: rates at which a seed diverged."
     )
     return Drawn(_named("learning_rates", judged.size), caption, (7.6, 3.8), draw)
 

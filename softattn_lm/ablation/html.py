@@ -15,8 +15,9 @@ from softattn_lm.ablation.tables import Block, Bullets, Heading, Picture, Table,
 
 _STYLE = """
 :root { color-scheme: light; }
-body { font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: #1c2430; margin: 0; background: #f4f5f7; }
-main { max-width: 1080px; margin: 0 auto; padding: 28px 36px 60px; background: #fff; }
+body { font: 15px/1.5 system-ui, "Segoe UI", "DejaVu Sans", sans-serif; color: #1c2430; margin: 0;
+  background: #f4f5f7; }
+main { max-width: 1160px; margin: 0 auto; padding: 28px 36px 60px; background: #fff; }
 h1 { font-size: 25px; line-height: 1.25; margin: 0 0 10px; }
 h2 { font-size: 18px; margin: 34px 0 10px; padding-bottom: 4px; border-bottom: 1px solid #dfe3e8; }
 h3 { font-size: 15px; margin: 22px 0 6px; }
@@ -27,7 +28,7 @@ p.warning { background: #fff5e0; border-left: 4px solid #d98a00; padding: 8px 12
 pre { background: #f1f3f5; padding: 9px 12px; overflow-x: auto; font-size: 13px; }
 .wide { overflow-x: auto; margin: 10px 0; }
 table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums; }
-th, td { padding: 5px 11px; text-align: right; white-space: nowrap; border-bottom: 1px solid #e6e9ed; }
+th, td { padding: 5px 9px; text-align: right; white-space: nowrap; border-bottom: 1px solid #e6e9ed; }
 th { background: #f1f3f5; font-weight: 600; vertical-align: bottom; white-space: normal; }
 th:first-child, td:first-child { text-align: left; }
 td.better { color: #126b3a; font-weight: 600; }
@@ -74,8 +75,14 @@ def _table(table: Table) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in table.head)
     marks = [*table.marks, *[""] * (len(table.rows) - len(table.marks))]
     rows = "".join(
-        "<tr>" + "".join(f'<td class="{escape(mark if cell == mark else "")}">{escape(cell)}</td>' for cell in row) + "</tr>"
+        "<tr>"
+        + "".join(f'<td class="{escape(mark if cell == mark else "")}">{escape(cell)}</td>' for cell in row)
+        + "</tr>"
         for row, mark in zip(table.rows, marks, strict=True)
     )
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}'
+
+
+def _cell(text: str, mark: str) -> str:
+    return f'<td class="{escape(mark)}">{escape(text)}</td>' if mark and text == mark else f"<td>{escape(text)}</td>"

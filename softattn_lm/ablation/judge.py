@@ -164,7 +164,11 @@ def _successes(plan: Plan, runs: Sequence[Run], values: Mapping[str, Mapping[int
         count = sum(value >= solved for value in of.values() if math.isfinite(value))
         low, high = success_interval(count, len(of), 0.95)
         last = max(run.steps for run in runs if run.arm in (arm, plan.baseline))
-        p = log_rank_p(times[plan.baseline], times[arm], last) if arm != plan.baseline and times[plan.baseline] else None
+        p = (
+            log_rank_p(times[plan.baseline], times[arm], last)
+            if arm != plan.baseline and times[plan.baseline]
+            else None
+        )
         found[arm] = Success(count, len(of), low, high, tuple(times[arm]), p)
     return found
 
@@ -185,7 +189,7 @@ def _exploratory(
         if run.path in scores:
             found = {names[key]: value for key, value in scores[run.path].places().items()}
             if plan.metric.name != "loss":
-                found["loss"] = scores[run.path].value("loss")
+                found = {"loss of an answer": scores[run.path].value("loss")}
             for name, value in found.items():
                 figures.setdefault(name, {}).setdefault(run.arm, {})[run.seed] = value
     return {name: _beside(of, plan.baseline) for name, of in figures.items()}

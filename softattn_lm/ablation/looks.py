@@ -88,4 +88,5 @@ def note_reading(folder: Path, size: str | None, look: Look, arms: Sequence[str]
 
 
 def readings(folder: Path) -> int:
-    return len(journal.read(folder, "read_test"))
+    """How many different sets of seeds and arms a report has read; the sizes of a ladder count together."""
+    return len({(*row["seeds"], *row["arms"]) for row in journal.read(folder, "read_test")})

@@ -27,8 +27,8 @@ NEIGHBOURS = 2  # grid points on each side of the best that the parabola is laid
 @dataclass(frozen=True)
 class Choice:
     """lr: chosen; excess: typical loss that the choice gives away, c·V; df: of the fit; edge: where the best rate lies
-    on the end of the grid, so that the grid must grow; smooth: False if no parabola could be laid and the best point was
-    taken.
+    on the end of the grid, so that the grid must grow; smooth: False if no parabola could be laid and the best point
+    was taken.
     """
 
     lr: float

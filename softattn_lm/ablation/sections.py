@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from softattn_lm.ablation.judge import Judged
 from softattn_lm.ablation.matching import UNLIKE, measured_file
 from softattn_lm.ablation.plan import Plan
-from softattn_lm.ablation.sentences import p_value, percent, unit_of
+from softattn_lm.ablation.sentences import Unit, p_value, percent, unit_of
 from softattn_lm.ablation.statistics import BOOTSTRAP_FROM, SIGN_FLIPS_FROM
 from softattn_lm.ablation.tables import Table
 from softattn_lm.ablation.verdict import Comparison
@@ -25,45 +25,53 @@ def differences(plan: Plan, judged: Sequence[Judged], lines: dict[str, float] | 
     """A row per arm and size; `lines`: what else has a loss on this text, {"3-gram": nats}."""
     unit, sized = unit_of(plan), len(judged) > 1
     value = f"{plan.metric.name}, {'%' if unit.factor == 100 else unit.name}"
-    head = [*(["size"] if sized else []), "arm", "seeds", value, "sd", f"difference, {unit.name}", "interval"]
-    head += ["p", "p, Holm", "p, sign flip", "BCa", "detectable", "correlation", "text", "rates", "verdict"]
-    head = [head[1], head[0], *head[2:]] if sized else head
+    head = [
+        "arm",
+        *(["size"] if sized else []),
+        "verdict",
+        "seeds",
+        value,
+        "sd",
+        f"difference, {unit.name}",
+        "interval",
+    ]
+    head += ["p", "p, Holm", "p, sign flip", "BCa", "detectable", "correlation", "text", "rates"]
     empty = {index for index, name in enumerate(head) if name in ("p, sign flip", "BCa", "text", "rates")}
     rows, marks = [], []
     for each in judged:
         found = {c.arm: c for c in each.comparisons}
         for arm in [plan.baseline, *(name for name in plan.arms if name != plan.baseline)]:
-            own = [v * unit.factor for v in each.values[arm].values() if math.isfinite(v)]
-            mean, sd = (f"{np.mean(own):.{_digits(unit.factor)}f}" if own else NONE), _sd(own, unit.factor)
-            cells = [arm, *([str(each.size)] if sized else []), str(len(each.values[arm])), mean, sd]
-            rows.append([*cells, *_compared(plan, found.get(arm), arm)])
-            marks.append(rows[-1][-1])
+            word = found[arm].verdict if arm in found else "baseline" if arm == plan.baseline else "too early"
+            cells = [arm, *([str(each.size)] if sized else []), word, str(len(each.values[arm]))]
+            rows.append([*cells, *_level(each.values[arm].values(), unit), *_compared(plan, found.get(arm))])
+            marks.append(word)
     for name, nats in (lines or {}).items():
-        rows.append([name, *([""] if sized else []), "", f"{nats:.4f}", *[""] * (len(head) - 4 - sized), ""][: len(head)])
-        rows[-1] += [""] * (len(head) - len(rows[-1]))
+        cells = [name, *([""] if sized else []), "", "", f"{nats:.4f}"]
+        rows.append([*cells, *[""] * (len(head) - len(cells))])
     kept = [i for i in range(len(head)) if i not in empty or any(row[i] not in (NONE, "") for row in rows)]
     note = (
         f"Interval: paired t over seeds, with the uncertainty of the test text and of the chosen rates where they are "
         f"known, at the level that all {sum(len(each.comparisons) for each in judged)} comparisons together need. "
-        f"Sign flips from {SIGN_FLIPS_FROM} pairs on, BCa bootstrap from {BOOTSTRAP_FROM}. Detectable: the smallest true "
-        "difference found with 80 % power. Text, rates: their share of the variance. Correlation: of the two arms over "
+        f"Sign flips from {SIGN_FLIPS_FROM} pairs on, BCa bootstrap from {BOOTSTRAP_FROM}. Detectable: the smallest "
+        "true difference found with 80 % power. Text, rates: their share of the variance. Correlation: of the two arms over "
         "seeds; near 0, pairing bought nothing."
     )
     return Table([head[i] for i in kept], [[row[i] for i in kept] for row in rows], note, marks)
 
 
-def _digits(factor: float) -> int:
-    return 2 if factor == 100 else 4
+def _level(values: Iterable[float], unit: Unit) -> list[str]:
+    """Mean and standard deviation over seeds; of an arm that diverged a mean would flatter it."""
+    own = list(values)
+    lost = sum(not math.isfinite(value) for value in own)
+    if lost or not own:
+        return [f"{lost} diverged" if lost else NONE, NONE]
+    return [unit.number(float(np.mean(own))), unit.number(float(np.std(own, ddof=1))) if len(own) > 1 else NONE]
 
 
-def _sd(own: Sequence[float], factor: float) -> str:
-    return f"{np.std(own, ddof=1):.{_digits(factor)}f}" if len(own) > 1 else NONE
-
-
-def _compared(plan: Plan, found: Comparison | None, arm: str) -> list[str]:
+def _compared(plan: Plan, found: Comparison | None) -> list[str]:
     unit = unit_of(plan)
     if found is None:
-        return [NONE] * 10 + ["baseline" if arm == plan.baseline else "too early"]
+        return [NONE] * 10
     mean = interval = NONE
     if found.interval is not None:
         mean = unit.number(unit.sign * found.interval.mean, plus=True)
@@ -75,9 +83,9 @@ def _compared(plan: Plan, found: Comparison | None, arm: str) -> list[str]:
         bootstrap = f"{unit.number(low, plus=True)} … {unit.number(high, plus=True)}"
     least = NONE if found.detectable is None else unit.number(found.detectable)
     linked = NONE if found.correlation is None else f"{found.correlation:.2f}"
-    shares = [f"{share:.0%}" if share else NONE for share in (found.text, found.rates)]
+    shares = [f"{share:.0%}" if share >= 0.005 else NONE for share in (found.text, found.rates)]
     tests = [p_value(found.p), p_value(found.p_holm), flip, bootstrap]
-    return [mean, interval, *tests, least, linked, *shares, found.verdict]
+    return [mean, interval, *tests, least, linked, *shares]
 
 
 def successes(plan: Plan, judged: Judged) -> Table | None:
@@ -92,7 +100,7 @@ def successes(plan: Plan, judged: Judged) -> Table | None:
         steps = f"{middle:,.0f}" if math.isfinite(middle) else "not reached"
         p = NONE if found.p is None else p_value(found.p)
         rows.append([arm, f"{found.solved} of {found.runs}", interval, steps, p])
-    note = "Interval: Clopper and Pearson. Log-rank: of the steps, against the baseline; runs that never came are censored."
+    note = "Interval: Clopper and Pearson. Log-rank: of steps, against the baseline; runs that never came are censored."
     return Table(head, rows, note)
 
 
@@ -111,9 +119,18 @@ def learning_rates(plan: Plan, judged: Judged, vocab_size: int | None) -> Table 
         tried = f"{min(losses):.3g} … {max(losses):.3g} ({len(losses)})" if losses else NONE
         lost = sum(not math.isfinite(mean) for mean in means)
         rows.append([
-            arm, f"{row['lr']:.3g}", tried, row["edge"] or NONE, f"{row['excess']:.4f}", f"{hurt:.4f}", str(lost or NONE)
+            arm, f"{row['lr']:.3g}", tried, row["edge"] or NONE, f"{row['excess']:.4f}", f"{hurt:.4f}",
+            str(lost or NONE),
         ])  # fmt: skip
-    head = ["arm", "chosen lr", "tried (rates)", "on the edge", "choice costs, nats", "sensitivity, nats", "diverged rates"]
+    head = [
+        "arm",
+        "chosen lr",
+        "tried (rates)",
+        "on the edge",
+        "choice costs, nats",
+        "sensitivity, nats",
+        "diverged rates",
+    ]
     note = (
         "Chosen at the vertex of a parabola through the validation losses of the tuning seeds, which report nothing. "
         "Sensitivity: how much the mean rate of the grid loses against the best one."
@@ -141,8 +158,8 @@ def costs(plan: Plan, known: dict[str, dict[str, Any]]) -> tuple[Table | None, l
     rows = [
         [
             arm, f"{c['parameters']:,}", f"{c['parameters_without_embeddings']:,}", f"{c['steps']:,}",
-            f"{c['flops_per_token']:,.0f}", f"{c['executed_flops_per_token']:,.0f}", f"{c['decode_bytes_per_token']:,.0f}",
-            f"{c.get('decode_state_bytes', 0):,.0f}", f"{c['tokens_per_second']:,.0f}",
+            f"{c['flops_per_token']:,.0f}", f"{c['executed_flops_per_token']:,.0f}",
+            f"{c['decode_bytes_per_token']:,.0f}", f"{c.get('decode_state_bytes', 0):,.0f}", f"{c['tokens_per_second']:,.0f}",
             f"{c['peak_memory_bytes'] / 2**20:,.0f}",
         ]
         for arm, c in known.items()
@@ -157,8 +174,8 @@ def costs(plan: Plan, known: dict[str, dict[str, Any]]) -> tuple[Table | None, l
                     unlike.append(f"{arm} has {mine / theirs - 1:+.1%} {what} against {plan.baseline}")
     devices = sorted({f"{c.get('device')}, {c.get('threads')} thread(s)" for c in known.values()})
     note = (
-        f"Each arm measured alone, on {'; '.join(devices)}. FLOPs: of training, by algorithm, and as torch's counter sees "
-        "them executed. Cache: what decoding reads and keeps per token and layer stack, and what it keeps whatever the length."
+        f"Each arm measured alone, on {'; '.join(devices)}. FLOPs: of training, by algorithm, and as torch's counter "
+        "sees them executed. Cache: what decoding keeps per token over all layers, and what it keeps at any length."
     )
     return Table(head, rows, note), unlike
 

@@ -25,9 +25,9 @@ class Unit:
     sign: float
 
     def number(self, value: float, plus: bool = False) -> str:
-        scaled = value * self.factor
-        digits = 1 if self.factor == 100 and abs(scaled) >= 0.095 else 4 if abs(scaled) < 0.0995 else 3
-        return f"{scaled:{'+' if plus else ''}.{digits}f}"
+        digits = 2 if self.factor == 100 else 4
+        text = f"{value * self.factor:{'+' if plus else ''}.{digits}f}"
+        return f"{0.0:.{digits}f}" if not text.strip("+-0.") else text
 
 
 def unit_of(plan: Plan) -> Unit:
@@ -67,29 +67,40 @@ def sentence(plan: Plan, judged: Judged, found: Comparison) -> str:
     return f"{arm} against {base}{place} is undetermined: the difference is {signed} ({around})."
 
 
-def what_is_missing(plan: Plan, folder: Path, judged: Judged, found: Comparison) -> str | None:
-    """For a verdict that is undetermined: how many seeds and minutes, and what to type."""
-    if found.verdict != "undetermined":
-        return None
-    if found.more_seeds is None:
-        if found.interval is None:
-            return None
-        why = [f"{percent(share)} of the variance is {what}" for share, what in _others(found) if share]
-        return (
-            f"more seeds alone will not tell {found.arm} from {plan.baseline}: {' and '.join(why)}. A larger test part "
-            "(data.test_fraction) or more tuning seeds would."
-        )
-    seeds = len(plan.seeds) + found.more_seeds
-    minutes = found.more_seeds * sum(judged.seconds.values()) / max(1, slots(folder)) / 60
-    what = f"a difference of {plan.smallest * unit_of(plan).factor:g} {unit_of(plan).name} be found with 80 % power"
-    if found.interval is None:
-        what = "a sign test decide, if the new seeds point the same way"
-    took = f", about {minutes:.0f} minutes here," if minutes >= 1 else ","
-    return f"with {found.more_seeds} more seeds{took} would {what}: {command(plan, folder, seeds)}"
+@dataclass(frozen=True)
+class Needed:
+    """What would settle verdicts that are undetermined: said in words, and what to type for all of them."""
+
+    said: list[str]
+    command: str | None
 
 
-def _others(found: Comparison) -> list[tuple[float, str]]:
-    return [(found.text, "that of the test text"), (found.rates, "that of the chosen learning rates")]
+def what_is_missing(plan: Plan, folder: Path, judged: list[Judged]) -> Needed:
+    unit, said, most = unit_of(plan), dict[str, list[str]](), 0
+    for each in judged:
+        minutes = sum(each.seconds.values()) / max(1, slots(folder)) / 60
+        for found in each.comparisons:
+            arm = found.arm if each.size is None else f"{found.arm} at {each.size}"
+            if found.verdict != "undetermined":
+                continue
+            if found.more_seeds is None:
+                if found.interval is not None:
+                    said.setdefault(f"more seeds alone will not do: {_too_much(found)}", []).append(arm)
+                continue
+            most = max(most, found.more_seeds)
+            took = f", about {found.more_seeds * minutes:.0f} minutes here," if found.more_seeds * minutes >= 1 else ""
+            what = f"would find a difference of {plan.smallest * unit.factor:g} {unit.name} with 80 % power"
+            if found.interval is None:
+                what = "let a sign test decide, if they all point one way"
+            said.setdefault(f"{found.more_seeds} more seeds{took} {what}", []).append(arm)
+    lines = [f"{', '.join(arms)}: {what}." for what, arms in said.items()]
+    return Needed(lines, command(plan, folder, len(plan.seeds) + most) if most else None)
+
+
+def _too_much(found: Comparison) -> str:
+    whose = [(found.text, "that of the test text"), (found.rates, "that of the chosen learning rates")]
+    shares = [f"{percent(share)} of the variance is {what}" for share, what in whose if share]
+    return f"{' and '.join(shares)}; a larger test part (data.test_fraction) or more tuning seeds would"
 
 
 def slots(folder: Path) -> int:
@@ -106,7 +117,7 @@ def command(plan: Plan, folder: Path, seeds: int) -> str:
     words, name = _asked(plan)
     settings = [f"seeds={seeds}"]
     if plan.seeds != list(range(len(plan.seeds))):
-        new = [s for s in range(max(plan.seeds) + 1, max(plan.seeds) + 1 + seeds - len(plan.seeds))]
+        new = range(max(plan.seeds) + 1, max(plan.seeds) + 1 + seeds - len(plan.seeds))
         settings = [f"seeds=[{','.join(map(str, [*plan.seeds, *new]))}]"]
     if name != plan.name:
         settings.append(f"name={plan.name}")
@@ -162,4 +173,3 @@ def on_the_ladder(plan: Plan, judged: list[Judged]) -> list[str]:
             each = ", ".join(f"{word} at {size}" for size, word in words.items())
             said.append(f"{arm}: the verdict does not hold at every size: {each}.")
     return said
-

@@ -194,7 +194,9 @@ def log_rank_p(first: Sequence[int | None], second: Sequence[int | None], steps:
 
     if all(time is None for time in (*first, *second)):
         return 1.0
-    return float(stats.logrank(censored(first), censored(second)).pvalue)
+    with np.errstate(invalid="ignore"):
+        p = float(stats.logrank(censored(first), censored(second)).pvalue)
+    return 1.0 if math.isnan(p) else p  # all at the same step: nothing to tell apart
 
 
 def sign_p(differences: Sequence[float]) -> float:

@@ -92,7 +92,9 @@ def compare(
     """
     arms = [arm for arm in losses if arm != baseline]
     now, later = (level_of_look(number, alpha) / max(1, tests or len(arms)) for number in (look, look + 1))
-    made = [_compare(arm, losses, baseline, smallest, now, later, windows or {}, (rates or {}).get(arm)) for arm in arms]
+    made = [
+        _compare(arm, losses, baseline, smallest, now, later, windows or {}, (rates or {}).get(arm)) for arm in arms
+    ]
     return with_holm(made)
 
 
@@ -158,12 +160,10 @@ def _pairing(linked: float | None, sd: float, mine: Array, theirs: Array) -> tup
     unpaired = math.sqrt(float(mine.var(ddof=1) + theirs.var(ddof=1)))
     if linked is None or sd < unpaired:
         return ()
-    return (f"pairing bought nothing: the differences spread by {sd:.2g}, unpaired arms would by {unpaired:.2g}",)
+    return (f"pairing bought nothing: the differences spread {sd / unpaired:.2f} times as far as unpaired arms would",)
 
 
-def _diverged(
-    arm: str, seeds: tuple[int, ...], mine: Array, theirs: Array, alpha: float, later: float
-) -> Comparison:
+def _diverged(arm: str, seeds: tuple[int, ...], mine: Array, theirs: Array, alpha: float, later: float) -> Comparison:
     """A diverged run is worse than any other; two of them are equal. Only signs are left to count."""
     bad, bad_baseline = ~np.isfinite(mine), ~np.isfinite(theirs)
     ranks = [

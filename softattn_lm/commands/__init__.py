@@ -22,7 +22,7 @@ COMMANDS = {
         Command("probe_scale", "ProbeScaleSettings", words="runs", raw=frozenset({"runs", "checkpoint", "trust"})),
         Command("prepare_data", "PrepareSettings", words="none", raw=_DATA),
         Command("check_attention", "CheckAttentionSettings", words="none", raw=_CODE | {"callable"}),
-        Command("benchmark", "BenchmarkSettings", words="topic", raw=frozenset({"runs"})),
+        Command("benchmark", "BenchmarkSettings", words="topic", raw=frozenset({"runs", "text"})),
         Command(
             "ablate",
             "AblateSettings",
@@ -30,5 +30,6 @@ COMMANDS = {
             raw=_DATA | _CODE | {"name", "question", "hypothesis", "save_as"},
             passes_on="train",
         ),
+        Command("report", "ReportSettings", words="runs", raw=frozenset({"runs"})),
     )
 }

@@ -1,6 +1,7 @@
 """benchmark: `softattn benchmark TOPIC` measures and sets what it finds beside what was aimed at.
 
-attention: time and memory of the implementations; cache: what decoding remembers; generate: tokens per second.
+attention: time and memory of the implementations; cache: what decoding remembers; generate, train: tokens per second;
+time_to_loss: seconds of training to a loss; data: preparing a text; startup: until a command answers; gpu: one device.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from softattn_lm.config.settings import BenchmarkSettings, section
 from softattn_lm.errors import UserError
 
 # Each has a module benchmark_TOPIC beside this one, whose `benchmark(settings, file)` prints tables and writes a file.
-TOPICS = ("attention", "cache", "generate")
+TOPICS = ("attention", "cache", "generate", "train", "time_to_loss", "data", "startup", "gpu")
+SIZES = ("heads", "head_dim", "window", "repeats", "lengths")
 
 
 def run(cfg: dict[str, Any], words: list[str]) -> None:
@@ -22,12 +24,15 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
         came = f"; {' '.join(words)!r} came" if words else ""
         raise UserError(f"benchmark measures one topic, of: {', '.join(TOPICS)}{came}")
     settings = section(BenchmarkSettings, cfg)
-    for name, values in {**vars(settings), "runs": 1}.items():
+    for name in SIZES:
+        values = getattr(settings, name)
         for value in values if isinstance(values, list) else [values]:
             if value < 1:
                 raise UserError(f"{name}={value} must be 1 or more")
     if not settings.lengths:
         raise UserError("lengths=[] measures nothing; type lengths=[2048,4096]")
+    if not settings.seeds or min(settings.seeds) < 0:
+        raise UserError(f"seeds={settings.seeds} must be numbers of 0 or more, such as seeds=[0,1,2,3,4]")
     file = Path(settings.runs).expanduser() / "benchmark" / f"{words[0]}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     # Torch comes with it, and only now.

@@ -32,9 +32,10 @@ def measured(cfg: dict[str, Any]) -> dict[str, Any]:
 
     from softattn_lm.config.build import build
     from softattn_lm.config.settings import TrainerSettings, TrainingSettings
-    from softattn_lm.data.module import MicroBatches
+    from softattn_lm.data.module import TextDataModule
     from softattn_lm.training.budget import max_steps
     from softattn_lm.training.describe import describe
+    from softattn_lm.training.lit import batch_loss
     from softattn_lm.training.run import prepared_data
 
     trainer, training = TrainerSettings(**cfg["trainer"]), TrainingSettings(**cfg["training"])
@@ -44,16 +45,15 @@ def measured(cfg: dict[str, Any]) -> dict[str, Any]:
     resting = _memory(device, reset=True)
     model = build(cfg["model"], vocab_size=prepared.tokenizer.vocab_size, seed=cfg["seed"]).to(device)
     optimizer = build(cfg["optimizer"])(model.parameter_roles())
-    data = MicroBatches(
-        prepared.splits["train"], model.context, cfg["seed"], cfg["data"].get("sampling", "permuted"),
-        cfg["batch_size"], training.accumulate, 0, 1, model.packs_documents,
+    data = TextDataModule(
+        prepared, model.context, cfg["batch_size"], 1, cfg["seed"], cfg["data"].get("sampling", "permuted"),
+        training.accumulate, documents=model.packs_documents,
     )  # fmt: skip
-    batches = [[tensor.to(device) for tensor in data[index]] for index in range(training.accumulate)]
+    batches = [[tensor.to(device) for tensor in batch] for batch in data.train_dataloader()]
 
     def passes() -> None:
-        for tokens, *documents in batches:
-            logits = model(tokens[:, :-1], documents=documents[0] if documents else None)
-            torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        for batch in batches:
+            batch_loss(model, batch).backward()
 
     def step() -> None:
         passes()

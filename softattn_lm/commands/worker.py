@@ -115,6 +115,8 @@ class Server:
             if pid == 0:
                 return
             number = self.running.pop(pid, None)
+            if os.WIFSIGNALED(status):
+                _kill_group(pid, signal.SIGKILL)  # what it has started: other ranks, its tracker
             if number is not None:
                 cpu = round(used.ru_utime + used.ru_stime, 3)
                 self._answer({"id": number, "code": os.waitstatus_to_exitcode(status), "cpu": cpu})
@@ -134,7 +136,7 @@ def _kill_group(pid: int, number: int) -> None:
     """The whole session of a run for SIGKILL; else its first process, which tells the others."""
     try:
         (os.killpg if number == signal.SIGKILL else os.kill)(pid, number)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):  # gone, or about to be
         return
 
 

@@ -14,6 +14,7 @@ from softattn_lm.errors import UserError
 
 SETTINGS = "softattn_lm.config.settings."
 CUSTOM = "softattn_lm.config.custom.custom"
+POLICIES = ("attention", "scale", "position", "mask", "projections")
 SECTIONS = {"training": "TrainingSettings", "trainer": "TrainerSettings", "logger": "LoggerSettings"}
 
 
@@ -35,8 +36,18 @@ def check(cfg: dict[str, Any], settings: str, files: bool = True) -> dict[str, A
         else:
             checked |= check_arguments("", {key: value}, top, given=())
     cfg = {key: checked[key] for key in cfg}
+    _policies_are_nodes(cfg.get("model"))
     check_rules(cfg, files)
     return cfg
+
+
+def _policies_are_nodes(model: Any) -> None:
+    for key in POLICIES if isinstance(model, dict) else ():
+        node = model.get(key, {"_target_": None})
+        if not isinstance(node, dict) or "_target_" not in node:
+            raise UserError(
+                f"model.{key}={shown(node)}: {key} is chosen as a whole; type {key}= and one of its choices"
+            )
 
 
 def check_node(path: str, node: dict[str, Any], given: Collection[str] = ()) -> dict[str, Any]:

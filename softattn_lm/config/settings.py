@@ -163,6 +163,14 @@ class AblateSettings:
 
 
 @dataclass(frozen=True)
+class ReportSettings:
+    """configs/report.yaml."""
+
+    runs: str = "runs"
+    wandb: bool = True
+
+
+@dataclass(frozen=True)
 class CheckAttentionSettings:
     """Top level of configs/check_attention.yaml."""
 
@@ -191,3 +199,6 @@ class BenchmarkSettings:
     lengths: list[int] = field(default_factory=lambda: [2048, 4096, 8192, 16384])
     window: int = 256
     repeats: int = 5
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2, 3, 4])
+    text: str | None = None
+    long: bool = False

@@ -15,7 +15,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from softattn_lm.config.allowed import allowed_targets, partial_targets, require_allowed
-from softattn_lm.config.check import SECTIONS, check
+from softattn_lm.config.check import POLICIES, SECTIONS, check
 from softattn_lm.config.custom import SHAPES
 from softattn_lm.config.settings import LoggerSettings, TrainerSettings, TrainingSettings, TrainSettings
 from softattn_lm.config.signature import signature
@@ -26,7 +26,6 @@ DEEPEST = 30  # levels of lists and mappings; ours have 5
 MOST = 100_000  # values; ours have some hundred
 # Texts that are taken as typed, and resolved nowhere: names and paths may hold any character.
 AS_TYPED = re.compile(r"(^|\.)(path|name|target|runs|resume|fork|trust|validation_sets\.[^.]+)$")
-POLICIES = ("attention", "scale", "position", "mask", "projections")
 _INDEX = re.compile(r"\[\d+\]")
 
 
@@ -106,11 +105,9 @@ def stored_run(config: Any, where: str) -> dict[str, Any]:
 
 
 def _defaults(kind: type) -> dict[str, Any]:
-    return {
-        field.name: field.default_factory() if field.default is MISSING else field.default  # type: ignore[misc]
-        for field in fields(kind)
-        if (field.default, field.default_factory) != (MISSING, MISSING)
-    }
+    found = {field.name: field.default for field in fields(kind) if field.default is not MISSING}
+    made = {field.name: field.default_factory() for field in fields(kind) if field.default_factory is not MISSING}
+    return found | made
 
 
 def stored_model(config: Any, where: str) -> tuple[dict[str, Any], int]:
@@ -123,11 +120,10 @@ def stored_model(config: Any, where: str) -> tuple[dict[str, Any], int]:
 
 
 def _checked(config: dict[str, Any], where: str) -> dict[str, Any]:
-    model = config["model"]
     for key in POLICIES:
-        if not isinstance(model.get(key), dict) or "_target_" not in model[key]:
-            raise UserError(f"{where}: model.{key} is no {key}")
-        if key in config and not isinstance(config[key], dict):
+        if key not in config["model"]:
+            raise UserError(f"{where}: model.{key} is missing")
+        if not isinstance(config.get(key, {}), dict):
             raise UserError(f"{where}: {key} is no {key}")
     try:
         return check(config, "TrainSettings", files=False)

@@ -96,6 +96,8 @@ def _fit_one(value: Any, part: ast.expr, convert: bool) -> tuple[bool, Any]:
     if head == "Literal":
         # `true == 1` in Python: the type must agree as well.
         return any(value == v and type(value) is type(v) for v in _literal_values(part)), value
+    if head == "dict":
+        return isinstance(value, dict), value
     if head in ("list", "Sequence"):
         if not isinstance(value, list):
             return False, value
@@ -114,6 +116,8 @@ def _describe(part: ast.expr) -> str:
     if head == "Literal":
         values = [str(v) for v in _literal_values(part)]
         return values[0] if len(values) == 1 else "one of " + ", ".join(values)
+    if head == "dict":
+        return "a mapping, which is typed name by name with a dot, +setting.name=value"
     if head in ("list", "Sequence") and isinstance(part, ast.Subscript):
         items = {"int": "whole numbers", "float": "numbers", "str": "texts"}.get(_head(part.slice), "values")
         return f"a list of {items} in brackets"

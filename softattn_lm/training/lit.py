@@ -60,6 +60,20 @@ def dropout_seed(seed: int, micro_batch: int, rank: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
+def batch_loss(model: Callable[..., Tensor], batch: list[Tensor]) -> Tensor:
+    """[tokens (B, T+1) int64, perhaps documents (B, T)] -> mean nats per token; of a task [x, y (B, T), share ()] -> nats
+    of its answers over the share, see `TaskBatches`.
+    """
+    if len(batch) == 3:
+        x, y, share = batch
+        logits = model(x, documents=None)  # (B, T, V)
+        nats = F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), ignore_index=IGNORED, reduction="sum")
+        return nats / share
+    tokens, *documents = batch
+    logits = model(tokens[:, :-1], documents=documents[0] if documents else None)  # (B, T, V)
+    return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+
+
 class LitGPT(LightningModule):
     """Trains `model`; `last_step` and `validation` hold the latest results for the callbacks to write down.
 
@@ -102,9 +116,7 @@ class LitGPT(LightningModule):
     # -- training -----------------------------------------------------------------------------------------------------
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
-        """[(B, T+1) int64, perhaps documents (B, T)] -> mean nats per token; of a task [x, y (B, T), share ()] ->
-        nats of its answers over the share, see `TaskBatches`. `batch_idx` counts micro-batches from the start.
-        """
+        """See `batch_loss`. `batch_idx` counts micro-batches from the start of the run."""
         loss = self._loss(self.model, batch, batch_idx)
         self._window.append(loss.detach())
         self._inputs.append((batch_idx, batch))
@@ -112,14 +124,7 @@ class LitGPT(LightningModule):
 
     def _loss(self, model: Callable[..., Tensor], batch: list[Tensor], batch_idx: int) -> Tensor:
         torch.manual_seed(dropout_seed(self.seed, batch_idx, self.global_rank))
-        if len(batch) == 3:
-            x, y, share = batch
-            logits = model(x, documents=None)  # (B, T, V)
-            nats = F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), ignore_index=IGNORED, reduction="sum")
-            return nats / share
-        tokens, *documents = batch
-        logits = model(tokens[:, :-1], documents=documents[0] if documents else None)  # (B, T, V)
-        return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+        return batch_loss(model, batch)
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None

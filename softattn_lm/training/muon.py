@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -79,15 +80,17 @@ def muon_dtype(compute: str, device: torch.device) -> torch.dtype:
         return torch.bfloat16
     if compute == "float32":
         return torch.float32
+    return torch.bfloat16 if fast_bfloat16(device) else torch.float32
+
+
+def fast_bfloat16(device: torch.device) -> bool:
+    """Whether matrix products in bfloat16 are faster than in float32 there."""
     if device.type == "cuda":
-        fast = torch.cuda.get_device_capability(device)[0] >= 8
-    elif device.type == "cpu":
-        fast = "avx512_bf16" in _cpu_flags() or "amx_bf16" in _cpu_flags()
-    else:
-        fast = False
-    return torch.bfloat16 if fast else torch.float32
+        return torch.cuda.get_device_capability(device)[0] >= 8
+    return device.type == "cpu" and bool(_cpu_flags() & {"avx512_bf16", "amx_bf16"})
 
 
+@cache
 def _cpu_flags() -> frozenset[str]:
     """Instruction sets of this processor as Linux names them; empty where it does not say."""
     try:

@@ -1,0 +1,231 @@
+"""From the folder of an ablation to its report, which needs nothing but that folder.
+
+    report.md  report.html     the same text; the page holds its figures, loads nothing and runs nothing
+    table.csv  table.tex       the table of differences
+    runs.csv                   one row per run
+    figures/*.png  *.svg
+
+While runs are still to end it says so, reads the validation part only and decides nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from softattn_lm.ablation import html, journal, sections, sentences, tables
+from softattn_lm.ablation.figures import draw_all
+from softattn_lm.ablation.frame import Run, read_runs, require_ablation, tidy
+from softattn_lm.ablation.judge import Judged, judge
+from softattn_lm.ablation.looks import batches, note_reading, readings
+from softattn_lm.ablation.mixtures import oddities, require_one_table
+from softattn_lm.ablation.plan import Plan
+from softattn_lm.ablation.statistics import level_of_look
+from softattn_lm.ablation.tables import Block, Bullets, Heading, Picture, Table, Typed, Words
+from softattn_lm.errors import UserError
+from softattn_lm.runs import replace_text
+
+LINES = "lines.json"  # in measured/: {"fingerprint": .., "validation": {name: nats}, "test": {name: nats}}
+
+
+@dataclass(frozen=True)
+class Report:
+    """said: the verdicts in plain words; files: what was written."""
+
+    folder: Path
+    plan: Plan
+    judged: list[Judged]
+    said: list[str]
+    warnings: list[str]
+    table: Table
+    pictures: list[Picture]
+    readings: int
+
+    @property
+    def final(self) -> bool:
+        return all(each.look.final for each in self.judged)
+
+
+def write(folder: Path) -> Report:
+    """Raises UserError for a folder that is no ablation, and for runs that do not belong in one table."""
+    plan = Plan.read(require_ablation(folder))
+    runs = read_runs(folder)
+    if not any(run.stage == "report" for run in runs) and not any(run.stage == "tune" for run in runs):
+        raise UserError(f"{folder} has no runs yet; softattn ablate starts them")
+    known = [run for run in runs if run.stage == "report" and run.arm in plan.arms and run.seed in plan.seeds]
+    for size in plan.sizes:
+        require_one_table(plan, [run for run in known if run.size == size])
+    judged = judge(plan, folder, runs)
+    for each in judged:
+        if each.look.final and each.split == "test":
+            note_reading(folder, each.size, each.look, list(plan.arms))
+    table = sections.differences(plan, judged, _lines(folder, judged, known))
+    pictures = draw_all(plan, judged, runs, folder / "figures")
+    said = [sentences.sentence(plan, each, c) for each in judged for c in each.comparisons]
+    warnings = _warnings(plan, folder, judged, runs)
+    report = Report(folder, plan, judged, said, warnings, table, pictures, readings(folder))
+    blocks = _blocks(report, runs)
+    replace_text(folder / "report.md", tables.markdown(blocks))
+    replace_text(folder / "report.html", html.page(plan.question or plan.name, blocks, folder / "figures"))
+    replace_text(folder / "table.csv", tables.as_csv(table.head, table.rows))
+    replace_text(folder / "table.tex", tables.as_tex(table))
+    replace_text(folder / "runs.csv", _runs_csv(runs, report.final))
+    return report
+
+
+def _runs_csv(runs: Sequence[Run], test: bool) -> str:
+    rows = tidy(list(runs), test)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _lines(folder: Path, judged: Sequence[Judged], runs: Sequence[Run]) -> dict[str, float]:
+    """What else has a loss on this text, if it was worked out: see LINES."""
+    file = folder / "measured" / LINES
+    if not file.is_file():
+        return {}
+    found = json.loads(file.read_text(encoding="utf-8"))
+    if found.get("fingerprint") not in {run.summary.get("fingerprint") for run in runs}:
+        return {}
+    return {str(name): float(nats) for name, nats in (found.get(judged[0].split) or {}).items()}
+
+
+def _warnings(plan: Plan, folder: Path, judged: Sequence[Judged], runs: Sequence[Run]) -> list[str]:
+    said = []
+    for each in judged:
+        at = "" if each.size is None else f" at {each.size}"
+        for arm, seeds in each.look.lost.items():
+            errors = {r.error or r.state for r in runs if (r.arm, r.size) == (arm, each.size) and r.seed in seeds}
+            failed = {row["reason"] for row in journal.read(folder, "failed") if row["arm"] == arm}
+            why = "; ".join(sorted(str(e) for e in (errors - {None}) or failed)) or "it was not trained"
+            said.append(f"{arm}{at} has no result for seeds {_list(seeds)}: {why}")
+        for c in each.comparisons:
+            said += [f"{c.arm}{at}: {note}" for note in c.notes]
+            if c.more_seeds is None and len(c.seeds) < 5 and c.verdict != "identical":
+                said.append(f"{c.arm}{at}: {len(c.seeds)} paired seeds are few; 5 or more are worth their minutes")
+        too_early = [a for a in plan.arms if a != plan.baseline and a not in {c.arm for c in each.comparisons}]
+        said += [f"{arm}{at} shares fewer than 2 seeds with {plan.baseline}: no interval" for arm in too_early]
+        said += [f"{note}{at}" for note in each.notes]
+        _, unlike = sections.costs(plan, sections.read_costs(plan, folder, each.size))
+        said += [f"{line}{at}" for line in unlike]
+    reported = [run for run in runs if run.stage == "report"]
+    said += oddities(plan, reported, "validation")
+    for run in reported:
+        if run.end == "diverged":
+            said.append(f"{run.path} diverged at step {run.step}: {run.error}")
+    for row in journal.read(folder, "edited"):
+        changes = [f"{key} from {was} to {now}" for key, (was, now) in row["changes"].items()]
+        said.append(f"the question was edited after its first run and not followed: {'; '.join(changes) or 'its text'}")
+    file = Path(plan.question_file or "")
+    if file.is_file() and plan.sha256 not in (None, hashlib.sha256(file.read_bytes()).hexdigest()):
+        said.append(f"{file.name} no longer reads as it did when the first run was planned")
+    return list(dict.fromkeys(said))
+
+
+def _list(seeds: Sequence[int]) -> str:
+    return ", ".join(map(str, seeds))
+
+
+def _blocks(report: Report, runs: Sequence[Run]) -> list[Block]:
+    plan, folder = report.plan, report.folder
+    blocks: list[Block] = [Heading(plan.question or plan.name, 1)]
+    if plan.hypothesis:
+        blocks.append(Words(f"Expected before the first run: {plan.hypothesis}"))
+    blocks += _verdicts(report)
+    blocks += [Heading("Differences"), *_picture(report, "differences"), report.table, *_picture(report, "ladder")]
+    for each in report.judged:
+        at = "" if each.size is None else f" at {each.size}"
+        solved = sections.successes(plan, each)
+        blocks += [] if solved is None else [Heading(f"Solved runs{at}"), solved]
+        known = sections.read_costs(plan, folder, each.size)
+        vocab_size = next((cost["vocab_size"] for cost in known.values() if "vocab_size" in cost), None)
+        blocks += _section(f"Training{at}", _picture(report, "curves", each.size))
+        rates = sections.learning_rates(plan, each, vocab_size)
+        blocks += _section(
+            f"Learning rates{at}", [*([rates] if rates else []), *_picture(report, "learning_rates", each.size)]
+        )
+        table, _ = sections.costs(plan, known)
+        blocks += _section(f"What the arms cost{at}", [table] if table else [])
+        explored = sections.explored(plan, each)
+        shown: list[Block] = [*([explored] if explored else []), *_picture(report, "positions", each.size)]
+        blocks += _section(f"Exploratory{at}", shown)
+    return [*blocks, *_how(report, runs)]
+
+
+def _section(title: str, blocks: Sequence[Block]) -> list[Block]:
+    return [Heading(title), *blocks] if blocks else []
+
+
+def _picture(report: Report, stem: str, size: str | None = None) -> list[Block]:
+    name = stem if size is None else f"{stem}-{size}"
+    return [picture for picture in report.pictures if picture.name == name]
+
+
+def _verdicts(report: Report) -> list[Block]:
+    plan, blocks = report.plan, list[Block]()
+    waiting = {each.size: each.look.waiting for each in report.judged if each.look.waiting}
+    if not report.final:
+        blocks.append(
+            Words(
+                "Provisional: not all runs have ended. This reads the validation part; the test part is read, and "
+                "verdicts count, when all seeds that were locked at the start have ended.",
+                "warning",
+            )
+        )
+    for size, arms in waiting.items():
+        at = "" if size is None else f" at {size}"
+        blocks.append(
+            Words(f"Missing{at}: " + "; ".join(f"{arm}, seeds {_list(of)}" for arm, of in arms.items()) + ".")
+        )
+    if not report.said:
+        blocks.append(Words("No arm shares two seeds with the baseline yet.", "strong"))
+    blocks += [Words(line if report.final else f"So far, {line}", "strong") for line in report.said]
+    blocks += [Words(line) for line in sentences.on_the_ladder(plan, report.judged)]
+    if report.final:
+        needed = sentences.what_is_missing(plan, report.folder, report.judged)
+        blocks += [Words(line) for line in needed.said]
+        blocks += [] if needed.command is None else [Typed(needed.command)]
+    return [*blocks, *([Heading("Warnings"), Bullets(report.warnings)] if report.warnings else [])]
+
+
+def _how(report: Report, runs: Sequence[Run]) -> list[Block]:
+    plan, folder = report.plan, report.folder
+    locked, *added = batches(plan, folder)
+    items = [f"seeds locked at the start: {_list(locked)}"]
+    items += [f"seeds added later (look {n}): {_list(batch)}" for n, batch in enumerate(added, start=2)]
+    late = [arm for row in journal.read(folder, "added_arms") for arm in row["arms"]]
+    items += [f"arms added later: {', '.join(late)}"] if late else []
+    if plan.tune is not None:
+        items.append(f"tuning seeds, which report nothing: {_list(plan.tune.seeds)}")
+    look = max(each.look.number for each in report.judged)
+    if look:
+        spent = level_of_look(look)
+        items.append(f"look {look}: all of its comparisons together may be wrong with probability {spent:.3g}")
+    times = "once" if report.readings == 1 else f"{report.readings} times"
+    items.append(f"the test part was read {times} by a report" if report.readings else "the test part was not read yet")
+    items.append(
+        f"smallest difference that matters: {plan.smallest:g}; metric: {plan.metric.name} on {plan.metric.split}"
+    )
+    items.append(f"matched: {plan.match}")
+    items += [f"arm {arm}: {' '.join(words) or 'as the base'}" for arm, words in plan.arms.items()]
+    items.append(f"base: {' '.join(plan.base)}")
+    ended = sum(run.end == "finished" for run in runs)
+    items.append(
+        f"{ended} of {len(runs)} runs that were begun have finished; only final weights of finished schedules count"
+    )
+    versions = sorted({commit for run in runs if (commit := _commit(run)) is not None})
+    items += [f"commit: {', '.join(versions)}"] if versions else []
+    return [Heading("How it was done"), Bullets(items)]
+
+
+def _commit(run: Run) -> str | None:
+    file = run.folder / "versions.json"
+    return json.loads(file.read_text(encoding="utf-8")).get("commit") if file.is_file() else None

@@ -1,0 +1,189 @@
+"""`benchmark train`: training tokens per second of GPT-2-style models, by `train` with its records and by a bare loop,
+beside transformers in a bare loop and the rate of matrix products.
+
+    limit   rate of a product of two 1024 x 1024 matrices, over the operations of a token (see training/describe.py)
+
+`train` runs as the command does, on a text of 65 symbols, and its time is what metrics.jsonl says of the steps behind
+the first few.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from softattn_lm.commands import bare_training
+from softattn_lm.commands.bare_training import BareLoop, Shape
+from softattn_lm.commands.comparison import Report, Row, interleaved, seconds_of
+from softattn_lm.commands.limits import gemm_rate
+from softattn_lm.config.check import check
+from softattn_lm.config.compose import compose
+from softattn_lm.config.settings import BenchmarkSettings
+from softattn_lm.config.tree import config_folder
+from softattn_lm.data.module import MicroBatches
+from softattn_lm.errors import UserError
+from softattn_lm.runs import new_run, read_metrics
+from softattn_lm.training.describe import describe
+from softattn_lm.training.muon import fast_bfloat16
+from softattn_lm.training.run import prepared_data, train
+
+WARM_UP = 3  # steps at the start of a run that are not timed
+APART, AGREE = 500, 0.01  # after so many steps bfloat16 may be so many nats from float32
+LOADS = 50  # batches that are fetched to time one
+
+
+class Case(NamedTuple):
+    """targets: ours to transformers in float32, its share of the rate of products, train to the bare loop, and the
+    share of a step that fetching a batch may take.
+    """
+
+    shape: Shape
+    steps: int  # timed, in each round
+    ahead: float
+    of_products: float | None
+    overhead: float
+    loading: float = 0.02
+
+
+CASES = [
+    Case(Shape(4, 128, 64, 12), 40, 1.45, None, 1.05),
+    Case(Shape(6, 384, 256, 8), 4, 1.12, 0.80, 1.02),
+]
+HALF_AHEAD, HALF_FASTER = 1.15, 1.7  # bfloat16: ours to transformers under autocast, and to our float32
+
+
+def benchmark(settings: BenchmarkSettings, file: Path) -> None:
+    """Prints a table and writes every figure to `file`. Raises UserError without transformers."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise UserError("benchmark train compares with transformers; pip install 'softattn_lm[bench]'") from error
+    transformers.logging.set_verbosity_error()
+    report = Report(vars(settings), file)
+    report.open()
+    half = fast_bfloat16(torch.device("cpu"))
+    if not half:
+        report.console.print("This processor has no fast products in bfloat16: its rows are left out.")
+    rows = []
+    with tempfile.TemporaryDirectory() as scratch:
+        text = Path(scratch, "text.txt")
+        text.write_text(symbols(2**20), encoding="ascii")
+        for case in CASES:
+            rows += compare(case, Path(scratch), settings.repeats, half)
+        if half:
+            for case in CASES if settings.long else CASES[:1]:
+                rows.append(agreement(case.shape, Path(scratch)))
+    report.close(rows)
+
+
+def symbols(n: int) -> str:
+    """`n` characters drawn from 65."""
+    alphabet = np.frombuffer(bytes(range(ord("!"), ord("!") + 65)), dtype=np.uint8)
+    return bytes(np.random.default_rng(0).choice(alphabet, n)).decode("ascii")
+
+
+def compare(case: Case, scratch: Path, repeats: int, half: bool) -> list[Row]:
+    """One size: float32, bfloat16 if `half`, and what the framework and fetching a batch add."""
+    shape, steps = case.shape, case.steps
+    cases: dict[str, Callable[[], float]] = {
+        "train": partial(rate_of_train, shape, steps, scratch, "float32"),
+        "transformers": partial(rate_of_loop, bare_training.of_transformers(shape), shape, steps),
+        "bare loop": partial(rate_of_loop, bare_training.ours(shape), shape, steps),
+    }
+    if half:
+        cases |= {
+            "train, bfloat16": partial(rate_of_train, shape, steps, scratch, "bfloat16"),
+            "transformers, autocast": partial(rate_of_loop, bare_training.of_transformers(shape, True), shape, steps),
+        }
+    found = interleaved(cases, repeats)
+    ours, peer, bare = found["train"], found["transformers"], found["bare loop"]
+    per_token = describe(bare_training.gpt2_style(shape), shape.batch, steps)["flops_per_token"]
+    limit, unit = gemm_rate() / per_token, "tokens/s"
+    peers = {"transformers": peer, "bare loop": bare}
+    rows = [Row(f"{shape}, float32", unit, ours, peers, "transformers", case.ahead, limit)]
+    if case.of_products is not None:
+        products = {"products": [limit] * len(ours)}
+        rows.append(Row("  of the rate of products", unit, ours, products, "products", case.of_products))
+    rows.append(Row("  train, beside a bare loop", unit, ours, {"bare loop": bare}, "bare loop", 1 / case.overhead))
+    step, load = [shape.tokens / rate for rate in ours], seconds_of_a_batch(shape, scratch)
+    rows.append(
+        Row(
+            "  fetching a batch, in a step", "s", [load] * len(step), {"step": step}, "step", 1 / case.loading,
+            more_is_better=False,
+        )
+    )  # fmt: skip
+    if half:
+        ours_half, peer_half = found["train, bfloat16"], found["transformers, autocast"]
+        half_limit = gemm_rate(torch.bfloat16) / per_token
+        peers = {"transformers": peer_half}
+        rows.append(Row(f"{shape}, bfloat16", unit, ours_half, peers, "transformers", HALF_AHEAD, half_limit))
+        rows.append(
+            Row("  bfloat16, beside our float32", unit, ours_half, {"float32": ours}, "float32", HALF_FASTER)
+        )
+    return rows
+
+
+def rate_of_loop(loop: BareLoop, shape: Shape, steps: int) -> float:
+    """Tokens per second."""
+
+    def several() -> None:
+        for _ in range(steps):
+            loss = loop.step()
+        float(loss)
+
+    loop.step()
+    return steps * shape.tokens / seconds_of(several)
+
+
+def overrides(shape: Shape, scratch: Path, precision: str) -> list[str]:
+    """What to type for a GPT-2 of this shape on the text of 65 symbols."""
+    return [
+        "experiment=nanogpt_cpu", "trainer=cpu", "data=text_file", f"data.path={scratch / 'text.txt'}",
+        "data.val_fraction=0", f"runs={scratch / 'runs'}", "training.telemetry=false", "training.sample_every=null",
+        "model.bias=true", "model.mlp=gelu_tanh", f"model.n_layer={shape.layers}", f"model.n_head={shape.heads}",
+        f"model.d_model={shape.width}", f"model.context={shape.context}", f"batch_size={shape.batch}",
+        f"training.precision={precision}",
+    ]  # fmt: skip
+
+
+def configured(words: list[str]) -> dict[str, Any]:
+    return check(compose("train", words, config_folder()), "TrainSettings")
+
+
+def rate_of_train(shape: Shape, steps: int, scratch: Path, precision: str) -> float:
+    """Tokens per second of the command's own steps, records and progress included."""
+    cfg = configured([*overrides(shape, scratch, precision), f"steps={steps + WARM_UP}"])
+    run = new_run(cfg["runs"], None, cfg)
+    train(cfg, run, console=Console(quiet=True))
+    seconds = [row["seconds"] for row in read_metrics(run) if row["kind"] == "train"]
+    assert len(seconds) == steps + WARM_UP, len(seconds)
+    return steps * shape.tokens / (seconds[-1] - seconds[WARM_UP - 1])
+
+
+def seconds_of_a_batch(shape: Shape, scratch: Path) -> float:
+    """In the process that trains, without workers."""
+    prepared = prepared_data(configured(overrides(shape, scratch, "float32")))
+    data = MicroBatches(prepared.splits["train"], shape.context, 0, "random", shape.batch, 1, 0, 1)
+    data[0]
+    return seconds_of(lambda: [data[index] for index in range(LOADS)]) / LOADS
+
+
+def agreement(shape: Shape, scratch: Path) -> Row:
+    """How far bfloat16 is from float32 after as many steps on the shipped novels, over the whole validation text."""
+    losses = []
+    for precision in ("float32", "bfloat16"):
+        words = [word for word in overrides(shape, scratch, precision) if not word.startswith("data.")]
+        words = [word if word != "data=text_file" else "data=austen" for word in words]
+        cfg = configured([*words, f"steps={APART}", f"training.val_every={APART}"])
+        summary = train(cfg, new_run(cfg["runs"], None, cfg), console=Console(quiet=True))
+        losses.append(summary["validation"]["validation"]["loss"])
+    apart = max(1e-6, abs(losses[0] - losses[1]))
+    what = f"{shape}: float32 {losses[0]:.4f}, bfloat16 {losses[1]:.4f} after {APART} steps"
+    return Row(what, "nats apart", [apart], {"allowed": [AGREE]}, "allowed", 1.0, more_is_better=False)
