@@ -77,16 +77,17 @@ def test_interrupted_killed_and_robbed_of_a_run_it_ends_with_the_same_table_else
 
 
 def victims(folder: Path) -> list[int]:
-    """First processes of the runs that train in this folder right now, told by the log that they hold open."""
-    found = []
+    """First processes of the runs that train in this folder: they hold their log open, and their parent does not."""
+    parents = {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
-            said, leader = os.readlink(place / "fd" / "1"), os.getsid(int(place.name))
+            said = os.readlink(place / "fd" / "1")
+            parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-        if said.startswith(f"{folder}/report/") and said.endswith("log.txt") and leader == int(place.name):
-            found.append(int(place.name))
-    return found
+        if said.startswith(f"{folder}/report/") and said.endswith("log.txt") and parent != 1:
+            parents[int(place.name)] = parent
+    return [pid for pid, parent in parents.items() if parent not in parents]
 
 
 @pytest.mark.slow

@@ -52,7 +52,16 @@ def test_every_job_is_a_run_of_the_group_and_those_that_failed_are_marked(
 @pytest.mark.slow
 def test_a_run_that_is_killed_as_often_as_it_is_tried_is_marked_failed(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "x"
-    process = started(tmp_path, "attention=sdpa,linear", "seeds=2", "slots=1", "name=x", "steps=3000", "logger=wandb")
+    process = started(
+        tmp_path,
+        "attention=sdpa,linear",
+        "seeds=2",
+        "slots=1",
+        "name=x",
+        "steps=3000",
+        "training.val_every=3000",
+        "logger=wandb",
+    )
     run = folder / "report" / "sdpa" / "seed-0"
 
     def another(killed: int) -> bool:
@@ -67,6 +76,7 @@ def test_a_run_that_is_killed_as_often_as_it_is_tried_is_marked_failed(tmp_path:
     assert "SIGKILL" in read_status(run)["error"] and read_status(run)["state"] == "failed"
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=90)
+    assert process.returncode == 130
 
 
 def exit_code_of(run: Path) -> int | None:

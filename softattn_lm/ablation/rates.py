@@ -83,9 +83,10 @@ def _parabola(rates: list[float], near: list[int], best: int, table: np.ndarray,
     target = table[near].ravel()
     found, *_ = np.linalg.lstsq(design, target, rcond=None)
     b, c = float(found[0]), float(found[1])
-    if c <= 0:
-        return Choice(rates[best], 0.0, math.inf, edge, smooth=False)
     noise = float(((target - design @ found) ** 2).sum()) / df
+    if c <= 0:
+        # Chance alone has chosen among rates that look alike: it may have cost as much as their means spread by chance.
+        return Choice(rates[best], math.sqrt(noise / seeds), df, edge, smooth=False)
     covariance = noise * np.linalg.inv(design.T @ design)[:2, :2]
     slope = np.array([-1 / (2 * c), b / (2 * c * c)])
     vertex = float(np.clip(-b / (2 * c), x[0], x[-1]))

@@ -51,7 +51,7 @@ class Report:
         return all(each.look.final for each in self.judged)
 
 
-def write(folder: Path) -> Report:
+def write(folder: Path, figures: bool = True) -> Report:
     """Raises UserError for a folder that is no ablation, and for runs that do not belong in one table."""
     plan = Plan.read(require_ablation(folder))
     runs = read_runs(folder)
@@ -65,7 +65,7 @@ def write(folder: Path) -> Report:
         if each.look.final and each.split == "test":
             note_reading(folder, each.size, each.look, list(plan.arms))
     table = sections.differences(plan, judged, _lines(folder, judged, known))
-    pictures = draw_all(plan, judged, runs, folder / "figures")
+    pictures = draw_all(plan, judged, runs, folder / "figures") if figures else []
     said = [sentences.sentence(plan, each, c) for each in judged for c in each.comparisons]
     warnings = _warnings(plan, folder, judged, runs)
     report = Report(folder, plan, judged, said, warnings, table, pictures, readings(folder))
@@ -193,7 +193,7 @@ def _verdicts(report: Report) -> list[Block]:
         needed = sentences.what_is_missing(plan, report.folder, report.judged)
         blocks += [Words(line) for line in needed.said]
         blocks += [] if needed.command is None else [Typed(needed.command)]
-    return [*blocks, *([Heading("Warnings"), Bullets(report.warnings)] if report.warnings else [])]
+    return [*blocks, *_section("Warnings", [Bullets(report.warnings)] if report.warnings else [])]
 
 
 def _how(report: Report, runs: Sequence[Run]) -> list[Block]:

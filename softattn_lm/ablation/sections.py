@@ -53,8 +53,8 @@ def differences(plan: Plan, judged: Sequence[Judged], lines: dict[str, float] | 
         f"Interval: paired t over seeds, with the uncertainty of the test text and of the chosen rates where they are "
         f"known, at the level that all {sum(len(each.comparisons) for each in judged)} comparisons together need. "
         f"Sign flips from {SIGN_FLIPS_FROM} pairs on, BCa bootstrap from {BOOTSTRAP_FROM}. Detectable: the smallest "
-        "true difference found with 80 % power. Text, rates: their share of the variance. Correlation: of the two arms over "
-        "seeds; near 0, pairing bought nothing."
+        "true difference found with 80 % power. Text, rates: their share of the variance. Correlation: of the two arms "
+        "over seeds; near 0, pairing bought nothing."
     )
     return Table([head[i] for i in kept], [[row[i] for i in kept] for row in rows], note, marks)
 
@@ -159,7 +159,8 @@ def costs(plan: Plan, known: dict[str, dict[str, Any]]) -> tuple[Table | None, l
         [
             arm, f"{c['parameters']:,}", f"{c['parameters_without_embeddings']:,}", f"{c['steps']:,}",
             f"{c['flops_per_token']:,.0f}", f"{c['executed_flops_per_token']:,.0f}",
-            f"{c['decode_bytes_per_token']:,.0f}", f"{c.get('decode_state_bytes', 0):,.0f}", f"{c['tokens_per_second']:,.0f}",
+            f"{c['decode_bytes_per_token']:,.0f}", f"{c.get('decode_state_bytes', 0):,.0f}",
+            f"{c['tokens_per_second']:,.0f}",
             f"{c['peak_memory_bytes'] / 2**20:,.0f}",
         ]
         for arm, c in known.items()

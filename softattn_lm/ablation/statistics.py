@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import optimize, stats
 from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.power import TTestPower
 
@@ -154,7 +154,17 @@ def detectable(sd: float, pairs: int, alpha: float, power: float = 0.8, fixed: f
     sd: of the paired differences; fixed: the part of the variance of their mean that no further pair reduces.
     """
     spread = math.sqrt(sd**2 + pairs * fixed)
-    return spread * float(TTestPower().solve_power(nobs=pairs, alpha=alpha, power=power)) if spread > 0 else 0.0
+    if spread == 0:
+        return 0.0
+
+    def short(size: float) -> float:
+        return float(TTestPower().power(size, pairs, alpha)) - power
+
+    most = 1.0
+    while short(most) < 0:
+        most *= 2
+    # statsmodels' own solver stops at effects of 10 standard deviations, which 2 pairs need and more.
+    return spread * float(optimize.brentq(short, 0.0, most))
 
 
 def pairs_needed(sd: float, effect: float, alpha: float, power: float = 0.8, fixed: float = 0.0) -> int | None:

@@ -1,6 +1,7 @@
 """The table and the figures of a report as one wandb run of the ablation's group, job type `report`.
 
-One run per ablation however often it is reported; offline, below <folder>/wandb, without a key or a server.
+One run per ablation however often it is reported: online it is taken up again, and what is on disk without a key or a
+server, below <folder>/wandb, is written anew.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def publish(report: Report, logger: dict[str, Any]) -> None:
     place.mkdir(exist_ok=True)
     online = is_logged_in() and unreachable(base_url()) is None
     known = place / "id"
-    run_id = known.read_text(encoding="utf-8").strip() if known.is_file() else None
+    run_id = known.read_text(encoding="utf-8").strip() if online and known.is_file() else None
     if not online:
         for before in place.glob("offline-run-*"):
             shutil.rmtree(before)
@@ -40,7 +41,8 @@ def publish(report: Report, logger: dict[str, Any]) -> None:
             mode="online" if online else "offline",
             settings=wandb.Settings(console="off", silent=True, x_graphql_timeout_seconds=BEGIN, **limits),
         )  # fmt: skip
-        known.write_text(run.id, encoding="utf-8")
+        if online:
+            known.write_text(run.id, encoding="utf-8")
         run.log(_shown(report))
         run.summary.update({"readings_of_test": report.readings, "verdicts": report.said})
         run.finish()

@@ -9,6 +9,7 @@ from typing import Any
 from softattn_lm.config.nearest import meant, nearest
 from softattn_lm.config.raw import decode
 from softattn_lm.config.tree import choices, command_groups, commented_keys, defaults
+from softattn_lm.config.tree import groups as every_group
 from softattn_lm.errors import UserError
 
 
@@ -103,6 +104,8 @@ def _wrong_choice(command: str, word: str, override: Any, groups: Sequence[str],
     key, value = override.key_or_group, decode(word).partition("=")[2]
     if override.is_delete():
         return None
+    if key not in groups and key in every_group(folder):
+        return UserError(f"{word}: {command} has no group {key}; its groups are {', '.join(groups) or 'none'}")
     if key in groups:
         there = choices(folder, key)
         may_be_null = defaults(folder / f"{command}.yaml").get(key, "needed") is None

@@ -32,10 +32,13 @@ _BELOW_ONE: Rule = ("at least 0 and below 1", lambda value: 0 <= value < 1)
 _SHARE: Rule = ("above 0 and at most 1", lambda value: 0 < value <= 1)
 
 _RULES: dict[str, Rule] = {
-    **dict.fromkeys(("seed", "model.n_layer", "mask.sinks", "training.sample_every"), _from(0)),
+    "seed": ("at least 0 and below 2^32", lambda value: 0 <= value < 1 << 32),
+    # Positions have tables of this length; attention over more tokens is beyond what is built here.
+    "model.context": ("at least 1 and at most 1,048,576", lambda value: 1 <= value <= 1 << 20),
+    **dict.fromkeys(("model.n_layer", "mask.sinks", "training.sample_every"), _from(0)),
     **dict.fromkeys(("training.save_every", "training.num_workers"), _from(0)),
     **dict.fromkeys(("steps", "tokens", "batch_size", "max_new_tokens", "top_k", "n"), _from(1)),
-    **dict.fromkeys(("model.context", "model.n_head", "model.n_kv_head", "model.head_dim", "model.d_model"), _from(1)),
+    **dict.fromkeys(("model.n_head", "model.n_kv_head", "model.head_dim", "model.d_model"), _from(1)),
     **dict.fromkeys(("model.mlp_width", "mask.window", "attention.top"), _from(1)),
     **dict.fromkeys(("projections.rank", "projections.q_rank"), _from(1)),
     "model.short_conv": ("2 tokens or more, or 0 for none", lambda value: value == 0 or value >= 2),

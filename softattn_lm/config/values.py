@@ -8,6 +8,9 @@ from typing import Any
 _WORDS = {"no": "false", "off": "false", "n": "false", "yes": "true", "on": "true", "y": "true"}
 
 
+MOST = 10**308  # no larger whole number is a float
+
+
 class Mismatch(Exception):
     """The value fits no part of the annotation."""
 
@@ -91,7 +94,7 @@ def _fit_one(value: Any, part: ast.expr, convert: bool) -> tuple[bool, Any]:
         return isinstance(value, int) and not isinstance(value, bool), value
     if head == "float":
         if convert and isinstance(value, int) and not isinstance(value, bool):
-            return True, float(value)
+            return abs(value) <= MOST, float(value) if abs(value) <= MOST else value
         return isinstance(value, float), value
     if head == "Literal":
         # `true == 1` in Python: the type must agree as well.

@@ -61,8 +61,8 @@ def dropout_seed(seed: int, micro_batch: int, rank: int) -> int:
 
 
 def batch_loss(model: Callable[..., Tensor], batch: list[Tensor]) -> Tensor:
-    """[tokens (B, T+1) int64, perhaps documents (B, T)] -> mean nats per token; of a task [x, y (B, T), share ()] -> nats
-    of its answers over the share, see `TaskBatches`.
+    """[tokens (B, T+1) int64, perhaps documents (B, T)] -> mean nats per token; of a task [x, y (B, T), share ()] ->
+    nats of its answers over the share, see `TaskBatches`.
     """
     if len(batch) == 3:
         x, y, share = batch

@@ -69,6 +69,9 @@ def edits() -> dict[str, Callable[[Saved], object]]:
         "a width of 4096": model(d_model=4096),
         "a thousand million layers": model(n_layer=10**9),
         "a context without end": model(context=10**12),
+        "a context without end in a model without a table": lambda saved: saved["softattn"]["config"]["model"].update(
+            position={"_target_": "softattn_lm.position.none.NoPosition", "_partial_": True}, context=10**9
+        ),
         "a negative width": model(d_model=-16),
         "no heads": model(n_head=0),
         "a dropout that is no number": model(dropout=float("nan")),

@@ -1,7 +1,7 @@
 """Places for runs on this machine: each has its own threads or devices and a port of its own.
 
-<folder>/slots.jsonl: a row per run, {"slot", "run", "pid", "port", "devices", "start", "end", "code", "cpu"}. start, end:
-seconds since 1970; cpu: seconds of processors that it used.
+<folder>/slots.jsonl: a row per run, {"slot", "run", "pid", "port", "devices", "start", "end", "code", "cpu"}.
+start, end: seconds since 1970. cpu: seconds of processors that it used.
 """
 
 from __future__ import annotations
