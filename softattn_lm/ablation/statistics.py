@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, stats
 from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.power import TTestPower
 
 SIGN_FLIPS_FROM = 8  # pairs: with fewer the smallest p that exists is above 1/128
 BOOTSTRAP_FROM = 20  # pairs: below, a bootstrap interval covers less than it says
@@ -28,6 +27,8 @@ MOST_PAIRS = 4096  # beyond, it is not a matter of seeds
 FIRST_LOOK = 0.8
 
 Array = NDArray[np.float64]
+_NODES, _HALVES = np.polynomial.legendre.leggauss(200)
+_PLACES, _WEIGHTS = (_NODES + 1) / 2, _HALVES / 2  # of an integral over 0..1
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ def bootstrap_interval(differences: Array, level: float, seed: int = 0) -> tuple
 
 
 def detectable(sd: float, pairs: int, alpha: float, power: float = 0.8, fixed: float = 0.0) -> float:
-    """The smallest true difference that a two-sided paired t test at `alpha` finds with this power.
+    """The smallest true difference that a two-sided paired t test at `alpha` finds, with its sign, with this power.
 
     sd: of the paired differences; fixed: the part of the variance of their mean that no further pair reduces.
     """
@@ -157,14 +158,24 @@ def detectable(sd: float, pairs: int, alpha: float, power: float = 0.8, fixed: f
     if spread == 0:
         return 0.0
 
+    critical, root = float(stats.t.ppf(1 - alpha / 2, pairs - 1)), math.sqrt(pairs)
+
     def short(size: float) -> float:
-        return float(TTestPower().power(size, pairs, alpha)) - power
+        return float(_found(critical, pairs - 1, size * root)) - power
 
     most = 1.0
     while short(most) < 0:
         most *= 2
-    # statsmodels' own solver stops at effects of 10 standard deviations, which 2 pairs need and more.
-    return spread * float(optimize.brentq(short, 0.0, most))
+    return spread * float(optimize.brentq(short, 0.0, most, xtol=1e-10))
+
+
+def _found(critical: float, df: int, away: float) -> float:
+    """P(T > critical) of a non-central t: a normal over the square root of a chi-square, averaged over the latter.
+
+    scipy's own, which statsmodels' power asks too, is NaN for some of what a few pairs need.
+    """
+    s = np.sqrt(stats.chi2.ppf(_PLACES, df) / df)
+    return float(np.sum(_WEIGHTS * stats.norm.cdf(away - critical * s)))
 
 
 def pairs_needed(sd: float, effect: float, alpha: float, power: float = 0.8, fixed: float = 0.0) -> int | None:
