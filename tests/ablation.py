@@ -85,7 +85,7 @@ class Forked:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ablations of this process start their runs out of the server of tests/warm.py, and write no report."""
     monkeypatch.setattr(warm, "start_server", forked_server)
-    monkeypatch.setattr(command, "find_spec", lambda _: None)
+    monkeypatch.setattr(command, "make_report", lambda _: None)
 
 
 def forked_server(orders: socket.socket, modules: Sequence[str], inherited: Sequence[int]) -> Forked:

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from softattn_lm.commands import evaluate, prepare_data, sample
+from softattn_lm.commands.measure_arm import measured
 from softattn_lm.config.check import check
 from softattn_lm.config.compose import compose
 from softattn_lm.config.tree import config_folder
@@ -19,7 +20,7 @@ from softattn_lm.evaluation.likelihood import Likelihood
 from softattn_lm.evaluation.recall import Share, by_gap, by_pairs, by_window
 from softattn_lm.runs import read_metrics
 from softattn_lm.training.checkpoint import load_run, read_checkpoint
-from tests.tiny_run import losses, tiny_train
+from tests.tiny_run import losses, tiny_config, tiny_train
 
 TASK = [
     "data=recall",
@@ -135,6 +136,13 @@ def test_a_run_that_was_stopped_and_resumed_is_the_run_that_was_not(tmp_path: Pa
     a, b = (read_checkpoint(run / "checkpoints" / "last.ckpt")["state_dict"] for run in (whole, first))
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert losses(whole) == losses(first)
+
+
+def test_an_arm_of_an_ablation_is_measured_on_its_task(tmp_path: Path) -> None:
+    # Once it asked every data set for a text.
+    found = measured(tiny_config(tmp_path, *TASK, "training.accumulate=2"))
+    assert found["tokens_per_step"] == 8 * 16 and found["vocab_size"] == 32
+    assert found["executed_flops_per_token"] > 0 and found["tokens_per_second"] > 0
 
 
 def test_evaluate_and_sample_speak_of_answers_and_symbols(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

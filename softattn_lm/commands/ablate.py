@@ -10,8 +10,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -260,14 +258,18 @@ def _dry_run(plan: Plan, folder: Path, settings: AblateSettings, execution: list
 def _report(folder: Path, result: Result) -> None:
     if result.stopped:
         return
-    if find_spec("softattn_lm.ablation.report") is not None and result.finished:
-        report: Any = import_module("softattn_lm.ablation.report")
-        report.write(folder)
-        _say(f"the report: {folder / 'report.md'}")
+    if result.finished:
+        make_report(folder)
     for run, reason in result.failed.items():
         _say(f"failed: {run}: {reason}")
     if result.failed:
         raise SystemExit(1)
+
+
+def make_report(folder: Path) -> None:
+    from softattn_lm.commands.report import make  # scipy, statsmodels and matplotlib come along
+
+    make(folder)
 
 
 @contextmanager
