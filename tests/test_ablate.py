@@ -1,7 +1,6 @@
 """`ablate`, from what is typed to run folders: planned, tuned, reported, continued."""
 
 import json
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from softattn_lm.ablation import journal
 from softattn_lm.ablation.plan import Plan
 from softattn_lm.commands import ablate as command
+from softattn_lm.commands.ablate import make_report
 from softattn_lm.runs import read_config, read_status
 from tests.ablation import ablate, losses, quick, rows
 
@@ -26,7 +26,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_question_is_tuned_and_reported_on_fresh_seeds_and_asked_again_does_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "find_spec", find_spec)  # this one writes its report
+    monkeypatch.setattr(command, "make_report", make_report)  # this one writes its report
     typed = [ARMS, "seeds=3", "tune=lr", "trials=3", "slots=2", "name=x", "steps=6", "training.val_every=6"]
     assert ablate(tmp_path, *typed) == 0
     folder = tmp_path / "runs" / "x"

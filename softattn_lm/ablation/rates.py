@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from scipy import stats
 
 from softattn_lm.ablation.statistics import Part
 
 Edge = Literal["low", "high"]
+_NORMAL = stats.norm.ppf((np.arange(400) + 0.5) / 400)
 NEIGHBOURS = 2  # grid points on each side of the best that the parabola is laid through
 
 
@@ -89,5 +91,7 @@ def _parabola(rates: list[float], near: list[int], best: int, table: np.ndarray,
         return Choice(rates[best], math.sqrt(noise / seeds), df, edge, smooth=False)
     covariance = noise * np.linalg.inv(design.T @ design)[:2, :2]
     slope = np.array([-1 / (2 * c), b / (2 * c * c)])
-    vertex = float(np.clip(-b / (2 * c), x[0], x[-1]))
-    return Choice(rates[best] * 2**vertex, c * float(slope @ covariance @ slope), df, edge)
+    vertex, inside = -b / (2 * c), float(np.clip(-b / (2 * c), x[0], x[-1]))
+    # Where else in the grid the vertex might have been found: beyond an edge there is nothing to choose.
+    others = np.clip(vertex + math.sqrt(float(slope @ covariance @ slope)) * _NORMAL, x[0], x[-1])
+    return Choice(rates[best] * 2**inside, c * float(((others - inside) ** 2).mean()), df, edge)

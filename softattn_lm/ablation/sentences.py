@@ -99,7 +99,7 @@ def what_is_missing(plan: Plan, folder: Path, judged: list[Judged]) -> Needed:
 
 def _too_much(found: Comparison) -> str:
     whose = [(found.text, "that of the test text"), (found.rates, "that of the chosen learning rates")]
-    shares = [f"{percent(share)} of the variance is {what}" for share, what in whose if share]
+    shares = [f"{percent(share)} of the variance is {what}" for share, what in whose if share >= 0.005]
     return f"{' and '.join(shares)}; a larger test part (data.test_fraction) or more tuning seeds would"
 
 
