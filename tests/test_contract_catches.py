@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from softattn_lm.attention.kernel import AttentionKernel
 from softattn_lm.attention.kernels.formula import softmax_weights
 from softattn_lm.contract import Subject, run_property
+from tests.recurrent_kernel import Summing
 
 
 class Right(AttentionKernel):
@@ -119,6 +120,20 @@ class RemembersTraining(Right):
         return super().forward(q, k, v, **given) + self.seen
 
 
+class DoublesInTrainingWithoutDropout(Right):
+    def forward(self, q, k, v, **given):
+        y = super().forward(q, k, v, **given)
+        return 2 * y if self.training and not self.dropout else y
+
+
+class DoublesLargeBatches(Right):
+    """Whatever stands in the other rows; `weights` does as well."""
+
+    def weights(self, q, k, **given):
+        a = super().weights(q, k, **given)
+        return 2 * a if len(a) > 2 else a
+
+
 class Featured(Right):
     """Right as well: a number of each token is added to its scores; the rest of these change one thing."""
 
@@ -167,6 +182,13 @@ class MixesFeaturesOfABatch(Featured):
         return super().weights(q, k, features=features + features.mean(0, keepdim=True), **given)
 
 
+class MakesFeaturesOfABatchInTraining(Featured):
+    """As a batch norm does, which counts as reading other rows."""
+
+    def features(self, x):
+        return super().features(x - x.mean(0, keepdim=True) if self.training else x)
+
+
 class ShiftsFeaturesByOneToken(Featured):
     """Each key gets the number of the key before it, and the first that of the last."""
 
@@ -178,6 +200,81 @@ class ReadsFeaturesOfTheFutureWithDropout(Featured):
     def forward(self, q, k, v, *, features, **given):
         y = super().forward(q, k, v, features=features, **given)
         return y + features.mean(2, keepdim=True) if self.training and self.dropout else y
+
+
+class Recurrent(Summing):
+    """Right as well, in a state that is at least float32; the rest of these change one thing."""
+
+    def recur(self, q, k, v, state, **given):
+        y, state = super().recur(q.float(), k.float(), v.float(), state, **given)
+        return y.to(q.dtype), state
+
+
+class RemembersOnItself(Recurrent):
+    """Its state counts tokens only, so that two caches share what is remembered."""
+
+    held = None
+
+    def recur(self, q, k, v, state, **given):
+        y, self.held = super().recur(q, k, v, None if state is None else self.held, **given)
+        seen = q.new_zeros(len(q), 1) if state is None else state["seen"]
+        return y, {"seen": seen + q.shape[2]}
+
+
+class GoesOnFromTheTextBefore(Recurrent):
+    """With one row; a state of None does not start it again."""
+
+    held = None
+
+    def recur(self, q, k, v, state, **given):
+        if state is None and len(q) == 1:
+            state = self.held
+        y, state = super().recur(q, k, v, state, **given)
+        self.held = state if len(q) == 1 else None
+        return y, state
+
+
+class MixesStatesOfLargeBatches(Recurrent):
+    def recur(self, q, k, v, state, **given):
+        y, state = super().recur(q, k, v, state, **given)
+        return y, {"sum": state["sum"] + 0.01 * state["sum"].roll(1, 0)} if len(q) > 2 else state
+
+
+class MixesStatesItGoesOnFrom(Recurrent):
+    """The last row reads the first; the first one reads none but its own."""
+
+    def recur(self, q, k, v, state, **given):
+        if state is not None:
+            state = {"sum": torch.cat((state["sum"][:-1], state["sum"][-1:] + 0.01 * state["sum"][:1]))}
+        return super().recur(q, k, v, state, **given)
+
+
+class RecursAheadInBfloat16(Recurrent):
+    def recur(self, q, k, v, state, **given):
+        y, state = super().recur(q, k, v, state, **given)
+        return y + 0.01 * v.mean(2, keepdim=True) if q.dtype == torch.bfloat16 else y, state
+
+
+class RecursAheadInTraining(Recurrent):
+    def recur(self, q, k, v, state, **given):
+        y, state = super().recur(q, k, v, state, **given)
+        return y + v.mean(2, keepdim=True) if self.training else y, state
+
+
+class RecursOtherwiseInTraining(Recurrent):
+    """It hides the future, and says something else."""
+
+    def recur(self, q, k, v, state, **given):
+        y, state = super().recur(q, k, v, state, **given)
+        return 1.1 * y if self.training else y, state
+
+
+class RoundsItsState(Recurrent):
+    """To 8 bits at each call, where q comes in 8 bits."""
+
+    def recur(self, q, k, v, state, **given):
+        y, state = super().recur(q, k, v, state, **given)
+        return y, {"sum": state["sum"].to(q.dtype).float()}
 
 
 WRONG = {
@@ -196,6 +293,8 @@ WRONG = {
     MixesLargeBatches: "batch_rows_are_independent",
     ChangesItsKeys: "calls_leave_no_trace",
     RemembersTraining: "calls_leave_no_trace",
+    DoublesInTrainingWithoutDropout: "fast_equals_weights",
+    DoublesLargeBatches: "batch_rows_are_independent",
 }
 
 
@@ -209,13 +308,28 @@ WRONG_FEATURES = [
     (TakesFeaturesTimesZero, "future_nan_keys_are_not_read"),
     (LearnsNoFeatures, "fast_equals_weights"),
     (MixesFeaturesOfABatch, "batch_rows_are_independent"),
+    (MakesFeaturesOfABatchInTraining, "batch_rows_are_independent"),
     (ShiftsFeaturesByOneToken, "weights_are_proper"),
     (ReadsFeaturesOfTheFutureWithDropout, "dropout_keeps_the_mask"),
 ]
 
 
+WRONG_RECURRENCES = [
+    (RemembersOnItself, "states_are_all_it_remembers"),
+    (GoesOnFromTheTextBefore, "states_are_all_it_remembers"),
+    (MixesStatesOfLargeBatches, "states_are_independent"),
+    (MixesStatesItGoesOnFrom, "states_are_independent"),
+    (RecursAheadInBfloat16, "recurrence_hides_the_future"),
+    (RecursAheadInTraining, "recurrence_hides_the_future"),
+    (RecursOtherwiseInTraining, "recurrence_equals_forward"),
+    (RoundsItsState, "recurrence_is_close_in_bfloat16"),
+]
+
+
 @pytest.mark.parametrize(
-    ("kernel", "property"), [*WRONG.items(), *WRONG_FEATURES], ids=lambda part: getattr(part, "__name__", part)
+    ("kernel", "property"),
+    [*WRONG.items(), *WRONG_FEATURES, *WRONG_RECURRENCES],
+    ids=lambda part: getattr(part, "__name__", part),
 )
 def test_a_kernel_that_is_wrong_somewhere_is_refused_by_the_property_that_says_so(kernel, property):
     assert not run_property(property, Subject(kernel.__name__, kernel)).ok
@@ -230,6 +344,12 @@ def test_the_kernel_they_are_made_of_is_not_refused(property):
 @pytest.mark.parametrize("property", sorted({property for _, property in WRONG_FEATURES}))
 def test_the_kernel_with_features_that_they_are_made_of_is_not_refused(property):
     verdict = run_property(property, Subject("featured", Featured))
+    assert verdict.ok, verdict.worst
+
+
+@pytest.mark.parametrize("property", sorted({property for _, property in WRONG_RECURRENCES}))
+def test_the_kernel_with_a_state_that_they_are_made_of_is_not_refused(property):
+    verdict = run_property(property, Subject("recurrent", Recurrent))
     assert verdict.ok, verdict.worst
 
 

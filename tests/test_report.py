@@ -3,6 +3,7 @@
 import csv
 import json
 import shutil
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -313,7 +314,11 @@ def test_the_report_is_a_wandb_run_of_its_own(
     with pytest.raises(SystemExit) as stop:
         main("report", [str(tmp_path)])
     assert stop.value.code == 0
-    assert "linear is" in capsys.readouterr().out and exit_code(tmp_path) == 0
+    assert "linear is" in capsys.readouterr().out
+    deadline = time.monotonic() + 30  # wandb's own process may still be writing
+    while exit_code(tmp_path) is None and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert exit_code(tmp_path) == 0
     (file,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
     (begun,) = [r.run for r in records(file) if r.WhichOneof("record_type") == "run"]
     assert (begun.job_type, begun.run_group) == ("report", tmp_path.name) and "table" in begun.tags

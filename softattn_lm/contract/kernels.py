@@ -49,17 +49,19 @@ def _gradients(kernel: AttentionKernel, qkv: tuple[Tensor, ...], by_weights: boo
     return [y.detach(), *(torch.zeros_like(leaf) if g is None else g for leaf, g in zip(leaves, found, strict=True))]
 
 
-@holds("forward = weights @ v, in values and in gradients, for every mask and at lengths around block sizes")
+@holds("forward = weights @ v, in values and gradients, for every mask, at lengths around block sizes, in training too")
 def fast_equals_weights(subject: Subject) -> Iterator[Measure]:
     kernel = subject.kernel()
-    for new, pasts in (*((length, (0, 3)) for length in LENGTHS), (LONG, (0,)), (1, (63, 200, 511))):
-        for past in pasts:
-            for mask, visible in visibilities(subject, new, past):
-                given: dict[str, Any] = {"scale": D**-0.5, "visible": visible}
-                fast, slow = (_gradients(kernel, inputs(new, past), by, **given) for by in (False, True))
-                names = ["y", "dq", "dk", "dv", "dx", *(f"d{name}" for name, _ in kernel.named_parameters())]
-                for name, a, b in zip(names[: len(fast)], fast, slow, strict=True):
-                    yield close(a, b, 2e-5, f"{name}, {mask}, T={new}, S={past + new}")
+    shapes = [(length, past) for length in LENGTHS for past in (0, 3)] + [(LONG, 0), (1, 63), (1, 200), (1, 511)]
+    for training, new, past in [*((False, *shape) for shape in shapes), (True, 33, 0), (True, 33, 3)]:
+        kernel.train(training)
+        for mask, visible in visibilities(subject, new, past):
+            given: dict[str, Any] = {"scale": D**-0.5, "visible": visible}
+            fast, slow = (_gradients(kernel, inputs(new, past), by, **given) for by in (False, True))
+            names = ["y", "dq", "dk", "dv", "dx", *(f"d{name}" for name, _ in kernel.named_parameters())]
+            where = f"{mask}, T={new}, S={past + new}, {'training' if training else 'eval'}"
+            for name, a, b in zip(names[: len(fast)], fast, slow, strict=True):
+                yield close(a, b, 2e-5, f"{name}, {where}")
 
 
 @holds("every scale policy acts as the formula says")
@@ -301,20 +303,26 @@ def grouped_heads_are_repeated(subject: Subject) -> Iterator[Measure]:
         yield close(got, expected, 2e-5, f"{groups} groups for {H} heads")
 
 
-@holds("rows of a batch are independent")
+@holds("rows of a batch are independent, in training too, and each is what it would be alone")
 def batch_rows_are_independent(subject: Subject) -> Iterator[Measure]:
-    kernel = subject.kernel()
-    for new, batch in ((9, 2), (9, 5), (137, 3)):
-        before = [*inputs(new, batch=batch), hidden(new, batch=batch)]
-        changed = [x.clone() for x in before]
-        for x in changed:
-            x[1:] += 3.0
-        given: dict[str, Any] = {"scale": 0.5, "visible": Visibility(new)}
-        with torch.no_grad():
-            first, second = (
-                kernel(q, k, v, **given, features=features_of(kernel, x)) for q, k, v, x in (before, changed)
-            )
-        yield same_bits(second[0], first[0], f"row 0, T={new}")
+    for training in (False, True):
+        kernel = subject.kernel().train(training)
+        for new, batch in ((9, 2), (9, 5), (137, 3)):
+            before = [*inputs(new, batch=batch), hidden(new, batch=batch)]
+            given: dict[str, Any] = {"scale": 0.5, "visible": Visibility(new)}
+            for row in (0, batch - 1):
+                changed = [x + 3.0 for x in before]
+                for x, kept in zip(changed, before, strict=True):
+                    x[row] = kept[row]
+                alone = [x[row : row + 1] for x in before]
+                with torch.no_grad():
+                    first, second, single = (
+                        kernel(q, k, v, **given, features=features_of(kernel, x))
+                        for q, k, v, x in (before, changed, alone)
+                    )
+                where = f"row {row} of {batch}, T={new}, {'training' if training else 'eval'}"
+                yield same_bits(second[row], first[row], where)
+                yield close(single[0], first[row], 2e-5, f"{where}, alone")
 
 
 @holds("exact in bfloat16 to its own precision")
