@@ -194,7 +194,7 @@ def find_run(text: str | None, root: str | Path) -> Path:
     root = runs_folder(root)
     folders = run_folders(root)
     trained = [folder for folder in folders if (folder / "checkpoints" / "last.ckpt").is_file()]
-    newest = max(trained or folders, key=lambda f: ((f / "config.yaml").stat().st_mtime_ns, f.name), default=None)
+    newest = max(trained or folders, key=lambda folder: (_written(folder), folder.name), default=None)
     if text is None:
         if newest is None:
             raise UserError(f"there is no run below {root} yet; train one with: python scripts/train.py")
@@ -232,8 +232,38 @@ def find_run(text: str | None, root: str | Path) -> Path:
 
 def run_folders(root: Path) -> list[Path]:
     """All below `root` that hold a config, jobs of sweeps included; none that is only being made."""
-    found = (p.parent for glob in ("*/config.yaml", "*/*/config.yaml") for p in root.glob(glob))
-    return sorted(folder for folder in found if not folder.name.startswith("."))
+    return sorted(
+        folder
+        for above in _folders(root)
+        for folder in (above, *_folders(above))
+        if os.path.isfile(folder / "config.yaml")
+    )
+
+
+def _folders(place: Path) -> list[Path]:
+    """In `place`, but for those that are only being made; none where it vanished in the meantime or may not be read."""
+    try:
+        with os.scandir(place) as entries:
+            return [place / entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
+    except OSError:
+        return []
+
+
+def _written(run: Path) -> int:
+    """When its config was, ns; 0 for a run that vanished in the meantime."""
+    try:
+        return (run / "config.yaml").stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def made_folder(folder: Path) -> Path:
+    """For what a command is going to write. Raises UserError where it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"the folder {folder} cannot be made: {error.strerror or error}; type another runs=") from None
+    return folder
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from softattn_lm.attention.bias import Bias
 from softattn_lm.attention.cache import KVCache, expand_groups
 from softattn_lm.attention.convolution import ShortConvolution
 from softattn_lm.attention.kernel import AttentionKernel
+from softattn_lm.attention.norm import HeadNorm
 from softattn_lm.attention.projections import Projections, heads
 from softattn_lm.attention.scale import Scale
 from softattn_lm.attention.visibility import Visibility
@@ -49,13 +50,6 @@ class Attended(NamedTuple):
     y: Tensor
     weights: Tensor | None
     values: Tensor
-
-
-class HeadNorm(nn.RMSNorm):
-    """(..., D) -> the same divided by its root mean square; with a gain in the gain's precision, which autocast keeps."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x if self.weight is None else x.to(self.weight.dtype)).to(x.dtype)
 
 
 class CausalSelfAttention(nn.Module):

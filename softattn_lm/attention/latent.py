@@ -14,6 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from softattn_lm.attention.norm import HeadNorm
 from softattn_lm.attention.projections import FusedLinear, Projections, heads
 from softattn_lm.errors import UserError
 
@@ -53,10 +54,10 @@ class Latent(Projections):
             )
         self.rank, self.turned = rank, turned
         self.down = FusedLinear(d_model, {"latent": rank} | ({"rotary": turned} if turned else {}), bias=False)
-        self.norm = nn.RMSNorm(rank)
+        self.norm = HeadNorm(rank)
         self.up = FusedLinear(rank, {"k": n_kv_head * (head_dim - turned), "v": n_kv_head * head_dim}, bias)
         self.q_down = None if q_rank is None else nn.Linear(d_model, q_rank, bias=False)
-        self.q_norm = None if q_rank is None else nn.RMSNorm(q_rank)
+        self.q_norm = None if q_rank is None else HeadNorm(q_rank)
         self.q = FusedLinear(d_model if q_rank is None else q_rank, {"q": n_head * head_dim}, bias)
 
     def write(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -83,7 +83,7 @@ def _same_heads(name: str, n_head: int, n_kv_head: int) -> None:
     if n_head != n_kv_head:
         raise UserError(
             f"projections={name} makes queries and keys one, so model.n_kv_head={n_kv_head} must equal "
-            f"model.n_head={n_head}"
+            f"model.n_head={n_head}; type model.n_kv_head=null or model.n_kv_head={n_head}"
         )
 
 

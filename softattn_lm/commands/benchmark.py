@@ -12,6 +12,7 @@ from typing import Any
 
 from softattn_lm.config.settings import BenchmarkSettings, section
 from softattn_lm.errors import UserError
+from softattn_lm.runs import made_folder
 
 # Each has a module benchmark_TOPIC beside this one, whose `benchmark(settings, file)` prints tables and writes a file.
 TOPICS = ("attention", "cache", "generate", "train", "time_to_loss", "data", "startup", "gpu")
@@ -33,7 +34,6 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
         raise UserError("lengths=[] measures nothing; type lengths=[2048,4096]")
     if not settings.seeds or min(settings.seeds) < 0:
         raise UserError(f"seeds={settings.seeds} must be numbers of 0 or more, such as seeds=[0,1,2,3,4]")
-    file = Path(settings.runs).expanduser() / "benchmark" / f"{words[0]}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file = made_folder(Path(settings.runs).expanduser() / "benchmark") / f"{words[0]}.json"
     # Torch comes with it, and only now.
     import_module(f"softattn_lm.commands.benchmark_{words[0]}").benchmark(settings, file)

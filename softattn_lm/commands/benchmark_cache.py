@@ -4,12 +4,14 @@ side. Every figure is the size of what a model of one layer (a hybrid: four, ave
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -53,7 +55,10 @@ def benchmark(settings: BenchmarkSettings, file: Path) -> None:
     """Prints a table and writes every figure to `file`."""
     if not _lengths(settings):
         raise UserError(f"lengths={settings.lengths} are all beyond the {LONGEST} tokens that are read here")
-    found = {name: measure(settings, case) for name, case in cases(settings).items()}
+    found, every = {}, cases(settings)
+    for number, (name, case) in enumerate(every.items(), start=1):
+        print(f"case {number} of {len(every)}: {name}", file=sys.stderr, flush=True)
+        found[name] = measure(settings, case)
     write_json(file, {"settings": vars(settings), "bytes_per_layer": found})
     Console().print(_table(found, settings), f"All figures: {file}")
 
@@ -106,9 +111,11 @@ def _read(model: DecoderLM, length: int) -> KVCache:
 
 def _table(found: dict[str, dict[str, Any]], settings: BenchmarkSettings) -> Table:
     shape = f"{settings.heads} heads of {settings.head_dim}"
-    table = Table("attention", "bytes per token", "constant bytes", title=f"what a layer of {shape} remembers, float32")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    title = f"what a layer of {shape} remembers, float32"
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("attention", no_wrap=True)
+    for heading in ("bytes per token", "constant bytes"):
+        table.add_column(heading, justify="right")
     for length in _lengths(settings):
         table.add_column(f"after {length} tokens", justify="right")
     for name, figures in found.items():

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from softattn_lm.config.settings import ProbeScaleSettings, section
 from softattn_lm.errors import UserError
-from softattn_lm.runs import find_run, run_name, runs_folder, write_json
+from softattn_lm.runs import find_run, made_folder, run_name, runs_folder, write_json
 
 if TYPE_CHECKING:
     from softattn_lm.model.parameters import InitKind
@@ -36,15 +36,17 @@ def _theory(settings: ProbeScaleSettings) -> None:
     from softattn_lm.commands.probe_scale_figure import draw
     from softattn_lm.commands.probe_scale_table import show_blocks, show_dictionary, show_drawn
 
+    folder = made_folder(runs_folder(settings.runs) / "probe_scale")  # before anything is computed
     found = {"dictionary": dictionary(settings), "drawn": drawn(settings), "blocks": blocks(settings)}
     show_dictionary(found["dictionary"], settings.keys)
     show_drawn(found["drawn"], settings.keys)
     show_blocks(found["blocks"], settings.d_model)
-    folder = runs_folder(settings.runs) / "probe_scale"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "probe_scale.json", found)
     files = [folder / "probe_scale.png", folder / "probe_scale.svg"]
-    draw(found, settings.keys, files)
+    try:
+        write_json(folder / "probe_scale.json", found)
+        draw(found, settings.keys, files)
+    except OSError as error:
+        raise _unwritten(error, folder) from None
     print("What takes training, recall and text with and without a scale, is not measured here.")
     print(f"figure: {', '.join(map(str, files))}; figures as numbers: {folder / 'probe_scale.json'}")
 
@@ -54,8 +56,15 @@ def _trained(folder: Path, settings: ProbeScaleSettings) -> None:
 
     rows = layers(folder, settings)
     show_layers(rows, run_name(folder, settings.runs))
-    write_json(folder / "probe_scale.json", rows)
+    try:
+        write_json(folder / "probe_scale.json", rows)
+    except OSError as error:
+        raise _unwritten(error, folder) from None
     print(f"figures as numbers: {folder / 'probe_scale.json'}")
+
+
+def _unwritten(error: OSError, folder: Path) -> UserError:
+    return UserError(f"{error.filename or folder} could not be written: {error.strerror or error}")
 
 
 def scale_policies(d_k: int, n_keys: int) -> dict[str, float]:
@@ -130,9 +139,9 @@ def blocks(settings: ProbeScaleSettings) -> list[dict[str, Any]]:
 
 
 def layers(folder: Path, settings: ProbeScaleSettings) -> list[dict[str, Any]]:
-    """A row per layer for the scale that the run has, and one for what each policy would make of the same q and k."""
-    import torch
-
+    """A row per layer for the scale that the run has, and one for what its kernel would make of the same q and k under
+    each policy; none of those, and no figures of scores, where the kernel reads none.
+    """
     from softattn_lm.data import prepared_for
     from softattn_lm.evaluation.scale_in_models import scores_of_model
     from softattn_lm.evaluation.scale_law import weighed_rows
@@ -143,14 +152,15 @@ def layers(folder: Path, settings: ProbeScaleSettings) -> list[dict[str, Any]]:
     held_back = prepared.splits["validation"]
     split = held_back if held_back.n_tokens > 1 else prepared.splits["train"]
     rows = []
-    for layer, found in enumerate(scores_of_model(loaded.model, split.tokens)):
-        own = found.scale * found.dots
-        arms = {"its own": (own, found.weights)}
-        for name, scale in scale_policies(found.d_k, found.dots.shape[-1]).items():
-            arms[name] = (scale * found.dots, torch.softmax(scale * found.dots + found.added, -1))
+    for layer, found in enumerate(scores_of_model(loaded.model, split.tokens, scale_policies)):
+        arms = {"its own": (found.scale * found.dots, found.weights)}
+        arms |= {name: (factor * found.dots, weights) for name, (factor, weights) in found.others.items()}
         for name, (scores, weights) in arms.items():
-            known = {"law": found.law, "bound": found.bound} if name == "its own" else {"law": None, "bound": None}
-            figures = vars(weighed_rows(scores.flatten(0, 1), weights.flatten(0, 1)))
-            largest = scores.abs().max().item()
-            rows.append({"layer": layer, "scale": name, "logit_abs_max": largest, **known, **figures})
+            figures = vars(weighed_rows(scores.flatten(0, 1), weights.flatten(0, 1), found.rows_sum_to))
+            known = {"law": None, "bound": None, "logit_abs_max": scores.abs().max().item()}
+            if not found.reads_scores:
+                known["logit_abs_max"] = figures["logit_std"] = None
+            elif name == "its own":
+                known |= {"law": found.law, "bound": found.bound}
+            rows.append({"layer": layer, "kernel": found.kernel, "scale": name, **known, **figures})
     return rows

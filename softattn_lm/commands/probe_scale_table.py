@@ -77,7 +77,10 @@ def show_layers(rows: Rows, name: str) -> None:
         *ROWS[1:],
     ]
     title = f"{name}: the last query of each window"
-    _show(title, columns, rows, "layer", f"{WORDS}; law: std s if W_q, W_k and the input were independent")
+    said = f"{WORDS}; law: std s if W_q, W_k and the input were independent"
+    blind = {row["layer"]: row["kernel"] for row in rows if row["logit_abs_max"] is None}
+    lines = "".join(f"\nlayer {layer}: {kernel} reads no scores, and no scale" for layer, kernel in blind.items())
+    _show(title, columns, rows, "layer", said + lines)
 
 
 def _show(
@@ -103,8 +106,10 @@ def _show(
 
 
 def _cell(value: Any, shape: str) -> str:
-    if value is None or isinstance(value, str):
-        return (value or "").partition(",")[0]
+    if value is None:
+        return "–"
+    if isinstance(value, str):
+        return value.partition(",")[0]
     if shape == NUMBER:
         return format(value, ".3f" if abs(value) < 1 else ".3g")
     return format(value, shape)

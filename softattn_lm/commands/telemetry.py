@@ -56,7 +56,7 @@ def _history(folder: Path, name: str) -> History:
     by_step: dict[int, list[dict[str, Any]]] = {}
     for row in read_metrics(folder):
         if row["kind"] == "telemetry":
-            by_step.setdefault(row["step"], []).append(row)
+            by_step.setdefault(row["step"], []).append(_checked(row, folder))
     if not by_step:
         raise UserError(
             f"run {name} has no telemetry: it validated nothing or was trained with training.telemetry=false"
@@ -64,6 +64,21 @@ def _history(folder: Path, name: str) -> History:
     from softattn_lm.evaluation.telemetry import per_layer
 
     return {step: per_layer(rows) for step, rows in sorted(by_step.items())}
+
+
+def _checked(row: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Raises UserError for a row of telemetry that lacks its layer or holds something else in the place of a number."""
+    from softattn_lm.evaluation.telemetry import FIGURES
+
+    wrong = [name for name in FIGURES if not isinstance(row.get(name), int | float | None)]
+    if not isinstance(row.get("layer"), int):
+        wrong = ["layer"]
+    if wrong:
+        raise UserError(
+            f"{folder / 'metrics.jsonl'} is damaged: a row of telemetry at step {row['step']} has no number as its "
+            f"{wrong[0]}; remove that line"
+        )
+    return row | {name: row.get(name) for name in FIGURES}
 
 
 def _show(name: str, history: History) -> None:
@@ -79,7 +94,7 @@ def _show(name: str, history: History) -> None:
         table.add_column(heading, justify="right", no_wrap=True)
     first, last = min(history), max(history)
     for layer in history[last]:
-        for step in dict.fromkeys((first, last)):
+        for step in [step for step in dict.fromkeys((first, last)) if layer in history[step]]:
             cells = ((history[step][layer][figure], shape) for figure, (_, shape) in COLUMNS.items())
             numbers = ("" if value is None else format(value, shape) for value, shape in cells)
             table.add_row(str(layer), str(step), *numbers, end_section=step == last)

@@ -28,7 +28,7 @@ def draw(
         for column, (name, history) in enumerate(zip(names, histories, strict=True)):
             ax = axes[row, column]
             for layer in next(iter(history.values())):
-                known = [(step, layers[layer][panel]) for step, layers in history.items()]
+                known = [(step, layers[layer][panel]) for step, layers in history.items() if layer in layers]
                 points = [(step, value) for step, value in known if value is not None]
                 ax.plot([x for x, _ in points], [y for _, y in points], marker=".", label=f"layer {layer}")
                 drawn |= any(y > 0 for _, y in points)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,9 @@ def _unknown_key(
         return UserError(f"{word}: {rest} is a choice of the group {slashed}; type {slashed}={rest}")
     if "/" in key:
         return UserError(f"{word}: no group {key}{meant(key, groups) or '; groups are ' + ', '.join(groups)}")
+    inside = _inside_a_pattern(key, value, groups, chosen, folder)
+    if inside:
+        return UserError(f"{word}: {inside}")
     elsewhere = _of_another_choice(command, key, groups, chosen, folder)
     if elsewhere:
         return UserError(elsewhere)
@@ -155,6 +159,34 @@ def _unknown_key(
     return UserError(f"unknown setting {key}{_of_another_command(command, key, folder)}; {command} has {own}")
 
 
+def _inside_a_pattern(
+    key: str, value: str, groups: Sequence[str], chosen: dict[str, str], folder: Path
+) -> str | None:
+    """`attention.gate=true` with attention=pattern: the option of the layer that has it. `attention.options.delta.gate`
+    without its plus sign."""
+    group, _, name = key.partition(".")
+    if group not in groups or chosen.get(group) != "pattern" or not name:
+        return None
+    if name.startswith("options."):
+        return f"an option of a layer is added; type +{key}={value}"
+    having = _choices_with(group, name, folder)
+    named = re.findall(r"\w+", chosen.get(f"{group}.pattern", ""))
+    used = [choice for choice in having if choice in named] or having
+    if not used:
+        return None
+    typed = " or ".join(f"+{group}.options.{choice}.{name}={value}" for choice in used)
+    return f"in a pattern, a setting is that of one choice; type {typed}"
+
+
+def _choices_with(group: str, name: str, folder: Path) -> list[str]:
+    """The choices of a group that have a setting of this name."""
+    return [
+        choice
+        for choice in choices(folder, group)
+        if {name, f"{group}.{name}"} & {known for known, _, _ in commented_keys(folder / group / f"{choice}.yaml")}
+    ]
+
+
 def _of_another_choice(
     command: str, key: str, groups: Sequence[str], chosen: dict[str, str], folder: Path
 ) -> str | None:
@@ -162,11 +194,7 @@ def _of_another_choice(
     group, _, name = key.partition(".")
     if group not in groups or not name:
         return None
-    having = [
-        choice
-        for choice in choices(folder, group)
-        if {name, key} & {known for known, _, _ in commented_keys(folder / group / f"{choice}.yaml")}
-    ]
+    having = _choices_with(group, name, folder)
     if not having:
         return None
     now = chosen.get(group) or defaults(folder / f"{command}.yaml").get(group)

@@ -10,7 +10,7 @@ from typing import Any
 from softattn_lm.config.argv import Command
 from softattn_lm.config.check import shown
 from softattn_lm.config.compose import choices_and_config
-from softattn_lm.config.tree import choices, command_groups, commented_keys, first_comment
+from softattn_lm.config.tree import choices, command_groups, commented_keys, comments, first_comment
 
 _USAGE = {
     "none": "[group=choice ...] [key=value ...]",
@@ -35,7 +35,7 @@ def command_help(folder: Path, command: Command, overrides: Sequence[str]) -> st
     """
     file = folder / f"{command.name}.yaml"
     lines = [f"usage: softattn {command.name} {_USAGE[command.words]}{' [-m]' if command.sweeps else ''}"]
-    lines += ["", first_comment(file)]
+    lines += ["", *(comments(file) if command.words == "topic" else [first_comment(file)])]
     groups = [group for group in command_groups(folder, command.name) if choices(folder, group)]
     chosen, cfg = choices_and_config(command.name, overrides, folder) if groups else ({}, {})
     if groups:

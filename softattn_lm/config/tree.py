@@ -30,14 +30,20 @@ def choices(folder: Path, group: str) -> list[str]:
     return sorted(path.stem for path in (folder / group).glob("*.yaml"))
 
 
-def first_comment(file: Path) -> str:
-    """The one line that says what a yaml file is; "" where it has none."""
+def comments(file: Path) -> list[str]:
+    """The lines of comment that a yaml file opens with."""
+    found = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if line.startswith("#") and not line.startswith("# @package"):
-            return line.lstrip("# ").strip()
+            found.append(line.lstrip("# ").strip())
         if line and not line.startswith("#"):
             break
-    return ""
+    return found
+
+
+def first_comment(file: Path) -> str:
+    """The one line that says what a yaml file is; "" where it has none."""
+    return next(iter(comments(file)), "")
 
 
 def defaults(file: Path) -> dict[str, str | None]:

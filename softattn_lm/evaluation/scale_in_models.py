@@ -1,8 +1,14 @@
-"""The scores that real blocks make: at the start of a model and in a trained one."""
+"""The scores that real blocks make: at the start of a model and in a trained one.
+
+Scores are scale · q·k, before soft cap, bias and gates, as in telemetry.py: for differential attention of whole vectors
+and not of either half, for the delta rule of keys whose length is not yet taken out. Weights are those of the kernel.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +27,9 @@ from softattn_lm.position.none import NoPosition
 
 if TYPE_CHECKING:
     from softattn_lm.model.block import Block
+
+# (components of q, keys of the last query) -> name of a scale, its factor.
+Others = Callable[[int, int], Mapping[str, float]]
 
 LAYERS, HEADS, TEXTS, SYMBOLS = 2, 2, 32, 512
 CHECKPOINT_WINDOWS = 64
@@ -61,30 +70,39 @@ def scores_at_start(d_k: int, d_model: int, n_keys: int, init: InitKind, seed: i
 class LayerScores:
     """Of one layer, the last query of each window against the N keys that it reads.
 
-    d_k: components of q. dots (B, H, N): q·k; scale (H or 1, 1); added (H, N): the bias, or 0; weights (B, H, N): those
-    of the kernel. bound: of |scale · q·k| with QK norm. law: standard deviation of scale · q·k if W_q, W_k and the
-    input were independent; None where q and k are normed or have no such matrices.
+    d_k: components of q. dots (B, H, N): q·k; scale (H or 1, 1); weights (B, H, N): those of the kernel. kernel: its
+    name; rows_sum_to, reads_scores: what it says of itself. others: name of another scale -> its factor and the weights
+    that the kernel gives the same q, k, bias and features under it; {} if it reads no scores. bound: of |scale · q·k|
+    with QK norm. law: standard deviation of scale · q·k if W_q, W_k and the input were independent; None where q and k
+    are normed or have no such matrices.
     """
 
     d_k: int
     dots: Tensor
     scale: Tensor
-    added: Tensor
     weights: Tensor
+    kernel: str
+    rows_sum_to: str
+    reads_scores: bool
+    others: dict[str, tuple[float, Tensor]]
     law: float | None
     bound: float | None
 
 
-def scores_of_model(model: DecoderLM, tokens: np.ndarray) -> list[LayerScores]:
-    """One entry per layer, from the first windows of `tokens` (n,), which has a token at least."""
+def scores_of_model(model: DecoderLM, tokens: np.ndarray, others: Others = lambda d_k, n_keys: {}) -> list[LayerScores]:
+    """One entry per layer, from the first windows of `tokens` (n,), which has a token at least.
+
+    others: the scales to set beside the model's own; asked once per width and count of keys.
+    """
     length = min(model.context, len(tokens))
     windows = max(1, min(CHECKPOINT_WINDOWS, len(tokens) // length))
     text = torch.from_numpy(tokens[: windows * length].astype(np.int64).reshape(windows, length))
     parts: list[list[LayerScores]] = [[] for _ in model.layers]
     squares: dict[int, float] = {}
+    once = cache(others)
 
     def see(layer: int, seen: Seen) -> None:
-        parts[layer].append(_last_query(model.layers[layer], seen, squares[layer]))
+        parts[layer].append(_last_query(model.layers[layer], seen, squares[layer], once))
 
     handles = [
         block.attention.register_forward_pre_hook(
@@ -102,22 +120,24 @@ def scores_of_model(model: DecoderLM, tokens: np.ndarray) -> list[LayerScores]:
     return [_together(of_layer) for of_layer in parts]
 
 
-def _last_query(block: Block, seen: Seen, mean_square: float) -> LayerScores:
+def _last_query(block: Block, seen: Seen, mean_square: float, others: Others) -> LayerScores:
     keys = seen.readable()[-1]  # (S,) as one text has one mask
     dots = precise(seen.q[:, :, -1:] @ seen.k.transpose(-2, -1))[:, :, 0, keys]
     factor = seen.scale if isinstance(seen.scale, Tensor) else torch.tensor(seen.scale).expand(1, 1, 1)
     scale = precise(factor)[:, -1]  # (H, 1)
-    added = torch.zeros(1, int(keys.sum()), dtype=dots.dtype, device=dots.device)
-    if seen.bias is not None:
-        added = precise(seen.bias.tile())[:, -1, keys]
-    law = _law(block, mean_square)
+    law, kernel = _law(block, mean_square), seen.kernel
+    factors = others(seen.q.shape[-1], int(keys.sum())) if kernel.reads_scores else {}
+    under = {name: (other, replace(seen, scale=other).weights()[:, :, -1, keys]) for name, other in factors.items()}
     normed = isinstance(block.attention.q_norm, nn.RMSNorm) and not block.attention.q_norm.elementwise_affine
     return LayerScores(
         seen.q.shape[-1],
         dots,
         scale,
-        added,
         seen.weights()[:, :, -1, keys],
+        type(kernel).__name__,
+        kernel.rows_sum_to,
+        kernel.reads_scores,
+        under,
         law=None if law is None else law * scale.square().mean().sqrt().item(),
         bound=seen.q.shape[-1] * scale.abs().max().item() if normed else None,
     )
@@ -141,4 +161,8 @@ def _together(parts: list[LayerScores]) -> LayerScores:
     """Batches of windows as one; what is no tensor is that of the first."""
     first = parts[0]
     dots, weights = (torch.cat([getattr(part, name) for part in parts]) for name in ("dots", "weights"))
-    return LayerScores(first.d_k, dots, first.scale, first.added, weights, first.law, first.bound)
+    others = {
+        name: (factor, torch.cat([part.others[name][1] for part in parts]))
+        for name, (factor, _) in first.others.items()
+    }
+    return replace(first, dots=dots, weights=weights, others=others)

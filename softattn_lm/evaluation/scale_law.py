@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from softattn_lm.evaluation.attention_rows import DEAD, entropy, jacobian_norm
+from softattn_lm.evaluation.attention_rows import DEAD, entropy, jacobian_norm, shares
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
@@ -26,10 +26,10 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 @dataclass(frozen=True)
 class RowFigures:
     """Of many rows: means of entropy (nats), of the largest weight and of the Jacobian norm, its QUANTILES, the
-    fraction of rows where it is below 1e-3, and the standard deviation of scores.
+    fraction of rows where it is below 1e-3, and the standard deviation of scores, None of rows of one.
     """
 
-    logit_std: float
+    logit_std: float | None
     entropy: float
     p_max: float
     jacobian: float
@@ -66,13 +66,18 @@ def p_floor(lead: float, n_keys: int) -> float:
     return 1 / (1 + (n_keys - 1) * math.exp(-lead))
 
 
-def weighed_rows(scores: Tensor, weights: Tensor) -> RowFigures:
-    """(R, N) scores (any constant per row may be added) and their weights, float64."""
-    norms = jacobian_norm(weights)
+def weighed_rows(scores: Tensor, weights: Tensor, rows_sum_to: str = "one") -> RowFigures:
+    """(R, N) scores (any constant per row may be added) and their weights, float64.
+
+    rows_sum_to: as a kernel says of its A. Entropy and the largest weight are those of p = |A| / Σ|A|, the Jacobian is
+    that at A, or at p if rows may sum to anything.
+    """
+    p = shares(weights)
+    norms = jacobian_norm(p if rows_sum_to == "anything" else weights)
     return RowFigures(
-        logit_std=scores.var(-1).mean().sqrt().item(),
-        entropy=entropy(weights).mean().item(),
-        p_max=weights.amax(-1).mean().item(),
+        logit_std=scores.var(-1).mean().sqrt().item() if scores.shape[-1] > 1 else None,
+        entropy=entropy(p).mean().item(),
+        p_max=p.amax(-1).mean().item(),
         jacobian=norms.mean().item(),
         quantiles=tuple(torch.quantile(norms[:100_000], torch.tensor(QUANTILES, dtype=norms.dtype)).tolist()),
         dead=(norms < DEAD).double().mean().item(),

@@ -12,6 +12,8 @@
     induction                        mean p of the token behind the earlier occurrence of the row's token, on random
                                      tokens said twice. Olsson et al. 2022, arXiv:2209.11895
 
+Logits are of q and k as the kernel is handed them: for differential attention of whole vectors and not of either half,
+for the delta rule of keys whose length is not yet taken out.
 Rows with one visible key have no choice and are left out. Logits are None where q and k are not read, and whatever has
 no row to be measured on is None.
 """
@@ -119,7 +121,7 @@ def head_figures(seen: Seen, probe: Probe) -> dict[str, Tensor]:
     passed = a[:n_text] if seen.kernel.rows_sum_to != "anything" else text
     found = {
         "entropy": mean(h),
-        "entropy_ratio": mean(h / count.clamp_min(2).log()),
+        "entropy_ratio": mean(h / count.clamp_min(2).double().log()),
         "support": mean(h.exp()),
         "first": mean(text[..., 0]),
         "previous": mean(torch.nn.functional.pad(text.diagonal(-1, -2, -1), (1, 0))),

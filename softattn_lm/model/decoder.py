@@ -87,6 +87,11 @@ class DecoderLM(nn.Module):
                 f"{n_head}"
             )
         head_dim = d_model // n_head if head_dim is None else head_dim
+        if value_residual and n_layer == 1:
+            raise UserError(
+                "model.value_residual=true gives later layers the values of the first, and model.n_layer=1 has none; "
+                "type model.value_residual=false, or model.n_layer=2"
+            )
         self.vocab_size, self.context, self.n_layer, self.final_cap = vocab_size, context, n_layer, final_cap
         self.short_conv = short_conv
         self.masks: list[Causal] = [of_layer(mask, layer) for layer in range(n_layer)]

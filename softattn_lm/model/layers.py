@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softattn_lm.attention.cache import KVCache, behind
+from softattn_lm.attention.root_mean_square import rms_norm
+from softattn_lm.model.activations import gelu_tanh, squared_relu
 
 NormKind = Literal["layer", "rms"]
 MLPKind = Literal["gelu", "gelu_tanh", "relu2", "swiglu", "none"]
@@ -18,7 +20,12 @@ def make_norm(kind: NormKind, width: int, gain: bool, bias: bool) -> nn.Module:
     if kind == "layer":
         # torch offers a bias only together with a gain.
         return nn.LayerNorm(width, elementwise_affine=gain, bias=bias and gain)
-    return nn.RMSNorm(width, elementwise_affine=gain)
+    return RMSNorm(width, elementwise_affine=gain)
+
+
+class RMSNorm(nn.RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
 
 
 class MLP(nn.Module):
@@ -40,9 +47,9 @@ class MLP(nn.Module):
         if self.gate is not None:
             h = F.silu(self.gate(x)) * h
         elif self.kind == "relu2":
-            h = F.relu(h).square()
+            h = squared_relu(h)
         else:
-            h = F.gelu(h, approximate="tanh" if self.kind == "gelu_tanh" else "none")
+            h = gelu_tanh(h) if self.kind == "gelu_tanh" else F.gelu(h)
         return self.down(h)
 
 

@@ -45,7 +45,8 @@ class Delta(AttentionKernel):
         "sinks": "its state keeps no key apart; use mask=causal",
         "documents": "its state is not emptied between texts; use mask=causal",
         "bias": "it has no scores to add to; use position=rotary, learned, sinusoidal or none",
-        "dropout": "it forms no weights to drop; type attention.dropout=0, or model.dropout=0",
+        "dropout": "it forms no weights to drop; type model.dropout=0, or attention.dropout=0 "
+        "(in a pattern +attention.options.delta.dropout=0)",
     }
 
     def __init__(self, d_model: int, n_head: int, gate: bool = False, chunk: int = 32, dropout: float = 0.0) -> None:

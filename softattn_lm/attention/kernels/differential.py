@@ -28,7 +28,8 @@ class Differential(AttentionKernel):
     whole position bias.
 
     Every second component, not the first D/2 of them: rotation turns components m and m + R/2 together, so that with R
-    a multiple of 4 the halves hold whole pairs, and the even half turns as a head of width D/2 would.
+    a multiple of 4 (a model of other positions is refused) the halves hold whole pairs, and the even half turns as a
+    head of width D/2 would.
 
     λq₁, λk₁, λq₂, λk₂ have D/2 components each and start at N(0, 0.1²), drawn by the number of the layer alone.
     Raises UserError for an odd D.
@@ -36,6 +37,7 @@ class Differential(AttentionKernel):
 
     grouped = True
     rows_sum_to: ClassVar[str] = "anything"
+    turned_by: ClassVar[int] = 4
     normed: ClassVar[bool] = True
 
     def __init__(self, layer: int, head_dim: int, dropout: float = 0.0) -> None:

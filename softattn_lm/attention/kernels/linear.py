@@ -32,7 +32,8 @@ class Linear(AttentionKernel):
         "sinks": "its state holds every key, the first ones among them; use mask=causal",
         "documents": "its state is not emptied between texts; use mask=causal",
         "bias": "it has no scores to add to; use position=rotary, learned, sinusoidal or none",
-        "dropout": "it forms no weights to drop; type attention.dropout=0, or model.dropout=0",
+        "dropout": "it forms no weights to drop; type model.dropout=0, or attention.dropout=0 "
+        "(in a pattern +attention.options.linear.dropout=0)",
     }
 
     def __init__(self, chunk: int = 64, dropout: float = 0.0) -> None:
