@@ -6,9 +6,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from softattn_lm.commands import benchmark, benchmark_generate, limits
+from softattn_lm.commands import COMMANDS, benchmark, benchmark_generate, limits
 from softattn_lm.commands.comparison import Report, Row, interleaved, table_of
+from softattn_lm.config.help import command_help
 from softattn_lm.config.settings import BenchmarkSettings
+from softattn_lm.config.tree import config_folder
 from softattn_lm.errors import UserError
 from softattn_lm.model.generate import generate
 
@@ -64,6 +66,15 @@ def test_limits_are_operations_and_bytes_per_second(monkeypatch):
 def test_a_topic_that_is_none_is_named_with_those_there_are():
     with pytest.raises(UserError, match=r"attention.*generate; 'speed' came"):
         benchmark.run({}, ["speed"])
+
+
+def test_the_help_lists_every_topic_and_which_of_them_each_setting_is_of():
+    """Only the first topic was there, and `heads` was said to be of it alone."""
+    said = command_help(config_folder(), COMMANDS["benchmark"], [])
+    topics = [line.partition(":")[0].split()[1] for line in said.splitlines() if line.startswith("benchmark.py ")]
+    assert topics == list(benchmark.TOPICS)
+    for key in ("heads", "head_dim", "lengths", "window"):
+        assert any(line.startswith(f"  {key}=") and "attention, cache: " in line for line in said.splitlines())
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -51,8 +51,9 @@ def test_the_command_prints_them_side_by_side_and_writes_them(tmp_path, capsys):
     with pytest.raises(SystemExit) as done:
         cli.main("benchmark", ["cache", "heads=4", "head_dim=8", "lengths=[300]", "window=16", f"runs={tmp_path}"])
     assert done.value.code == 0
-    printed = capsys.readouterr().out
-    assert "delta" in printed and "100.0%" in printed
+    printed, progress = capsys.readouterr()
+    assert "delta, delta, delta, sdpa" in printed and "100.0%" in printed  # a name is not broken at 80 columns
+    assert progress.splitlines() == [f"case {n} of 8: {name}" for n, name in enumerate(cases(SMALL), start=1)]
     written = json.loads((tmp_path / "benchmark" / "cache.json").read_text())
     assert written["bytes_per_layer"]["sdpa, K = V"] == {
         "per_token": 128.0,

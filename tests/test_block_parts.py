@@ -275,6 +275,12 @@ def test_a_lookup_whose_weights_jump_trains_with_every_part():
 # -- refused ----------------------------------------------------------------------------------------------------------
 
 
+def test_values_of_a_first_layer_that_is_the_only_one_are_refused():
+    """It was taken, and nothing was mixed."""
+    with pytest.raises(UserError, match=r"model\.n_layer=1 has none; type model\.value_residual=false"):
+        tiny_model(n_layer=1, value_residual=True)
+
+
 def test_a_convolution_that_sees_one_token_is_refused():
     for width in (1, -2):
         with pytest.raises(UserError, match=rf"model\.short_conv={width}.*type model\.short_conv=4, or 0"):

@@ -1,6 +1,7 @@
 """Weights that are no plain softmax, against numbers worked out by hand and against other people's code."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -11,13 +12,17 @@ from softattn_lm.attention.kernels.differential import Differential
 from softattn_lm.attention.kernels.forgetting import Forgetting, summed, tiled_decay
 from softattn_lm.attention.kernels.formula import Formula
 from softattn_lm.attention.kernels.relu import ReLU
+from softattn_lm.attention.kernels.sdpa import SDPA
 from softattn_lm.attention.kernels.sigmoid import Sigmoid
+from softattn_lm.attention.latent import Latent
+from softattn_lm.attention.pattern import Pattern
 from softattn_lm.attention.visibility import Causal, Visibility
 from softattn_lm.contract import Subject, run_property
 from softattn_lm.errors import UserError
 from softattn_lm.position.alibi import ALiBi
+from softattn_lm.position.none import NoPosition
 from softattn_lm.position.rotary import Rotary
-from tests.models import tiny_model
+from tests.models import shaken, tiny_model
 from tests.test_blockwise import Largest
 from tests.test_formulas import close, column, last_row
 
@@ -144,6 +149,63 @@ def test_each_half_keeps_whole_rotary_pairs_and_sees_distances_only():
         for turn in (rotary.rotation(range(9)), rotary.rotation(range(40, 49)))
     )
     torch.testing.assert_close(here, there, atol=1e-5, rtol=1e-5)
+
+
+def shift_error(**settings):
+    """How far logits move when the same text stands 37 tokens further on; heads of 8 components unless told."""
+    model = shaken(tiny_model(Differential, **settings)).eval().double()
+    idx = torch.randint(11, (2, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return (model(idx) - model(idx, start=37)).abs().max().item()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"head_dim": 12},
+        {"head_dim": 10, "position": partial(Rotary, fraction=0.8)},
+        {"head_dim": 12, "position": partial(Rotary, fraction=0.3333)},
+        {"head_dim": 12, "projections": partial(Latent, rope_dim=4)},
+        {"head_dim": 12, "projections": partial(Latent, rope_dim=8)},
+    ],
+)
+def test_where_it_turns_the_text_may_stand_anywhere(settings):
+    assert shift_error(**settings) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("settings", "turned", "typed"),
+    [
+        ({"head_dim": 10}, 10, "model.head_dim=12"),
+        ({"head_dim": 2}, 2, "model.head_dim=4"),
+        ({"head_dim": 12, "position": partial(Rotary, fraction=0.5)}, 6, "position.fraction=0.3333"),
+        ({"head_dim": 12, "projections": Latent}, 6, "projections.rope_dim=4"),
+        ({"head_dim": 4, "projections": Latent}, 2, "model.head_dim=8"),
+        (
+            {"attention": Pattern(["sdpa", "differential"], [SDPA, Differential]), "head_dim": 10},
+            10,
+            "model.head_dim=12",
+        ),
+    ],
+)
+def test_a_rotation_that_would_part_its_pairs_is_refused_and_what_is_typed_instead_is_taken(settings, turned, typed):
+    """One component of a pair in each softmax: logits of the same text changed with where it stood."""
+    said = rf"Differential of layer \d needs pairs.*multiple of 4 components of a head, not {turned}; type {typed}$"
+    with pytest.raises(UserError, match=said):
+        tiny_model(**{"attention": Differential, **settings})
+    key, _, value = typed.partition(".")[2].partition("=")
+    made = {
+        "head_dim": {"head_dim": int(float(value))},
+        "fraction": {"position": partial(Rotary, fraction=float(value))},
+        "rope_dim": {"projections": partial(Latent, rope_dim=int(float(value)))},
+    }[key]
+    tiny_model(**{"attention": Differential, **settings, **made})
+
+
+def test_the_same_widths_are_taken_where_nothing_turns_or_no_pair_is_parted():
+    tiny_model(Differential, head_dim=10, position=NoPosition)
+    tiny_model(SDPA, head_dim=10)
 
 
 def test_a_head_that_has_no_halves_is_refused():

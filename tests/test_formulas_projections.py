@@ -131,6 +131,7 @@ def test_scores_of_separate_projections_are_not_symmetric():
         (SharedQK, {"n_kv_head": 2}, "projections=shared_qk"),
         (SharedAll, {"n_kv_head": 2}, "projections=shared_all"),
         (IdentityV, {"n_kv_head": 2}, "projections=identity_v uses the input itself"),
+        (Raw, {"n_kv_head": 1}, r"model\.n_head=4; type model\.n_kv_head=null or model\.n_kv_head=4"),
         (Raw, {"head_dim": 4}, r"head_dim = 16 must equal model\.d_model=32"),
         (partial(LowRank, rank=0), {}, r"projections\.rank=0"),
     ],

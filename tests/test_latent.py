@@ -1,5 +1,6 @@
 """Multi-head latent attention: by hand, in its absorbed form, as ordinary attention, and what its cache holds."""
 
+import warnings
 from functools import partial
 
 import pytest
@@ -211,6 +212,18 @@ def test_starting_values_of_queries_are_chosen_by_init_q():
     assert wide.q.weight.std().item() == pytest.approx(32**-0.5, rel=0.1)
     assert narrow.q.weight.std().item() == pytest.approx(0.02, rel=0.1)
     assert torch.equal(wide.up.weight, narrow.up.weight)
+
+
+@pytest.mark.parametrize("q_rank", [None, 8])
+def test_its_norms_keep_to_the_precision_of_their_gains_under_autocast(q_rank):
+    """torch warned of a "Mismatch dtype" and left the fused norm: bfloat16 numbers, a float32 gain."""
+    model = tiny_model(projections=partial(Latent, q_rank=q_rank), n_head=4)
+    with warnings.catch_warnings(), torch.autocast("cpu", torch.bfloat16):
+        warnings.simplefilter("error")
+        logits = model(text(2, 8))
+    logits.float().sum().backward()
+    assert model.layers[0].attention.projections.norm.weight.grad.dtype == torch.float32
+    torch.testing.assert_close(logits.float(), model(text(2, 8)), atol=5e-2, rtol=5e-2)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Different layers, different policies: attention, mask and position by one mechanism; what does not go together."""
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
@@ -12,7 +13,11 @@ from softattn_lm.attention.kernels.topk import TopK
 from softattn_lm.attention.kernels.uniform import Uniform
 from softattn_lm.attention.pattern import Pattern
 from softattn_lm.attention.visibility import Causal
+from softattn_lm.config.build import build
+from softattn_lm.config.check import check
+from softattn_lm.config.compose import compose
 from softattn_lm.config.patterns import expand_patterns
+from softattn_lm.config.tree import config_folder
 from softattn_lm.errors import UserError
 from softattn_lm.position.alibi import ALiBi
 from softattn_lm.position.learned import Learned
@@ -139,6 +144,42 @@ def test_a_word_is_spelled_by_its_letters():
 def test_what_a_pattern_cannot_mean_is_refused_by_name(node, message):
     with pytest.raises(UserError, match=message):
         expanded("attention", **node)
+
+
+HYBRID = ["attention=pattern", "attention.pattern=[delta,delta,delta,sdpa]", "model.n_layer=4"]
+
+
+def hybrid(*typed):
+    """As `train` composes, checks and builds it; a fault of any of them is one UserError."""
+    cfg = check(compose("train", [*HYBRID, "data=tiny_shakespeare", *typed], config_folder()), "TrainSettings")
+    return build(cfg["model"], vocab_size=11, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("typed", "advice"),
+    [
+        # Its advice was attention.dropout=0, which a pattern has not.
+        (["model.dropout=0.1"], "in a pattern +attention.options.delta.dropout=0"),
+        (["model.dropout=0.1", "attention.dropout=0"], "type +attention.options.delta.dropout=0 or +attention.options"),
+        (["attention.gate=true"], "type +attention.options.delta.gate=true"),
+        (["attention.options.delta.gate=true"], "type +attention.options.delta.gate=true"),
+    ],
+)
+def test_what_a_pattern_refuses_it_says_how_to_type_and_that_works(typed, advice):
+    with pytest.raises(UserError, match=re.escape(advice)):
+        hybrid(*typed)
+    option = re.search(r"\+attention\.options\S+", advice)
+    assert option is not None
+    taken = "attention.dropout=0", "attention.gate=true", "attention.options.delta.gate=true"
+    model = hybrid(*(word for word in typed if word not in taken), option[0])
+    kernels = [block.attention.kernel for block in model.layers]
+    assert [kernel.dropout for kernel in kernels] == [0, 0, 0, 0.1 if "model.dropout=0.1" in typed else 0]
+    assert all((kernel.alpha is not None) == ("gate" in option[0]) for kernel in kernels[:3])
+
+
+def test_a_setting_of_no_choice_is_still_unknown_in_a_pattern():
+    with pytest.raises(UserError, match=r"unknown setting attention\.foo"):
+        hybrid("attention.foo=1")
 
 
 def test_options_of_a_layer_reach_its_kernel():

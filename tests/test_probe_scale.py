@@ -11,7 +11,9 @@ from torch.testing import assert_close
 from softattn_lm.attention.projections import Raw
 from softattn_lm.attention.scale import InverseSqrt, LearnedPerHead
 from softattn_lm.commands.probe_scale import layers, run, scale_policies
+from softattn_lm.config.build import build
 from softattn_lm.config.settings import ProbeScaleSettings
+from softattn_lm.config.tree import choices, config_folder
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.scale_in_models import scores_at_start, scores_of_model
 from softattn_lm.evaluation.scale_law import (
@@ -25,8 +27,8 @@ from softattn_lm.evaluation.scale_law import (
     weighed_rows,
 )
 from softattn_lm.position.alibi import ALiBi
-from tests.models import tiny_model
-from tests.tiny_run import tiny_train
+from tests.models import shaken, tiny_model
+from tests.tiny_run import tiny_config, tiny_train
 
 KEYS, ROWS = 64, 40_000
 ROOT_OF = {d_k: d_k**-0.5 for d_k in (64, 128, 256, 512, 1024)}
@@ -155,6 +157,38 @@ def test_every_shipped_scale_is_probed_and_at_width_1_they_are_one():
 # -- checkpoints and the command ----------------------------------------------------------------------------------
 
 
+SHIPPED = [f"attention={c}" for c in choices(config_folder(), "attention") if c != "custom"]
+OTHERWISE = [
+    "attention=delta attention.gate=true",
+    "attention=formula attention.soft_cap=2 attention.sink=one position=alibi",
+    "attention=forgetting position=alibi mask=sliding mask.window=5",
+]
+
+
+def seen(tmp_path, typed, scale):
+    """The first layer of a tiny model as typed, under its own scale and two others."""
+    position = [] if "position=" in typed else ["position=none"]
+    cfg = tiny_config(tmp_path, *typed.split(), *position, *scale.split(), "model.dropout=0")
+    model = shaken(build(cfg["model"], vocab_size=11, seed=0)).eval()
+    text = np.random.default_rng(0).integers(11, size=100)
+    return scores_of_model(model, text, lambda d_k, n_keys: {"same": d_k**-0.5, "sharp": 4.0})[0]
+
+
+@pytest.mark.parametrize("typed", [*SHIPPED, *OTHERWISE])
+def test_every_attention_is_seen_under_another_scale_as_it_would_be_with_it(typed, tmp_path):
+    """A plain softmax of the scores stood in its place, and weights that are no shares had entropies below 0."""
+    found = seen(tmp_path, typed, "scale=inverse_sqrt")
+    figures = weighed_rows(found.dots.flatten(0, 1), found.weights.flatten(0, 1), found.rows_sum_to)
+    n_keys = found.weights.shape[-1]
+    assert -1e-9 <= figures.entropy <= math.log(n_keys) + 1e-9
+    assert 1 / n_keys - 1e-9 <= figures.p_max <= 1 + 1e-9 and 0 <= figures.quantiles[0] <= figures.quantiles[-1] <= 1
+    assert list(found.others) == (["same", "sharp"] if found.reads_scores else [])
+    if found.reads_scores:
+        assert_close(found.others["same"][1], found.weights, rtol=1e-6, atol=1e-9)
+        sharp = seen(tmp_path, typed, "scale=constant scale.value=4.0")
+        assert_close(found.others["sharp"][1], sharp.weights, rtol=1e-6, atol=1e-9)
+
+
 def test_the_layers_of_a_model_are_seen_as_they_are_scaled_biased_and_bounded():
     text = np.random.default_rng(0).integers(11, size=100)
     model = tiny_model(scale=LearnedPerHead, position=ALiBi, init="fan_in").eval()
@@ -163,8 +197,6 @@ def test_the_layers_of_a_model_are_seen_as_they_are_scaled_biased_and_bounded():
         _, weights = model(torch.from_numpy(text[:96].reshape(6, 16)), return_weights=True)
     for layer, found in enumerate(scores_of_model(model, text)):
         assert_close(found.weights, weights[layer][:, :, -1].double(), rtol=1e-5, atol=1e-7)
-        rebuilt = torch.softmax(found.scale * found.dots + found.added, -1)
-        assert_close(rebuilt, found.weights, rtol=1e-4, atol=1e-6)
         assert found.law == pytest.approx((3 if layer == 0 else 1) * 1.0, rel=0.3) and found.bound is None
     bounded = scores_of_model(tiny_model(scale=InverseSqrt, qk_norm="rms").eval(), text)
     assert all(found.law is None and found.bound == pytest.approx(math.sqrt(8)) for found in bounded)
@@ -179,6 +211,35 @@ def test_a_run_is_shown_layer_by_layer_under_its_own_scale_and_every_other(tmp_p
     run({"runs": str(tmp_path / "runs")}, ["mine"])
     assert "mine: the last query" in capsys.readouterr().out
     assert len(json.loads((folder / "probe_scale.json").read_text())) == len(rows) == 2 * 5
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("attention=uniform", "layer 1: Uniform reads no scores, and no scale"),
+        ("attention=delta model.dropout=0", "its own"),
+        ("attention=differential", "its own"),
+        ("model.context=1 attention=sdpa", "its own"),
+    ],
+)
+def test_no_table_holds_what_is_no_number(typed, said, tmp_path, capsys, recwarn):
+    """Of one key there is no spread of scores, of a kernel that reads none there are no scores."""
+    folder = tiny_train(tmp_path, "name=mine", "steps=2", *typed.split())
+    capsys.readouterr()
+    recwarn.clear()
+    run({"runs": str(tmp_path / "runs")}, ["mine"])
+    shown = capsys.readouterr().out
+    assert said in shown and "nan" not in shown and "–" in shown
+    assert not [str(warning.message) for warning in recwarn]
+    rows = json.loads((folder / "probe_scale.json").read_text())
+    assert all(0 <= row["entropy"] <= math.log(16) and 0 <= row["p_max"] <= 1 + 1e-9 for row in rows)
+
+
+def test_a_place_that_cannot_be_written_is_said_before_anything_is_computed(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"the folder .*file/probe_scale cannot be made"):
+        run({"runs": str(tmp_path / "file")}, [])
+    assert not capsys.readouterr().out
 
 
 def test_the_theory_is_shown_drawn_and_written_down(tmp_path, capsys):

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +14,13 @@ from softattn_lm.runs import (
     cut_metrics,
     discard_unbegun,
     find_run,
+    made_folder,
     new_run,
     read_config,
     read_metrics,
     read_status,
     resumed_config,
+    run_folders,
     run_name,
     runs_folder,
     versions,
@@ -106,6 +109,40 @@ def test_the_newest_run_is_one_that_has_a_checkpoint(tmp_path):
     assert find_run("later", tmp_path) == later  # which resume= may continue
     with pytest.raises(UserError, match=r"the newest is usable$"):
         find_run("zzz", tmp_path)
+
+
+def test_runs_that_are_being_made_or_vanish_while_they_are_listed_are_no_runs(tmp_path, monkeypatch):
+    """One run tripped over the temporary folder of another that was made at the same moment."""
+    kept = trained(new_run(tmp_path, "kept", CONFIG))
+    made, gone = tmp_path / ".made.12ab.tmp", trained(new_run(tmp_path, "gone", CONFIG))
+    (made / "inner").mkdir(parents=True)
+    for folder in (made, made / "inner"):
+        (folder / "config.yaml").touch()
+    scandir = os.scandir
+
+    def racing(place):
+        assert made not in (Path(place), *Path(place).parents), "a folder that is only being made was read"
+        if Path(place) == gone and gone.exists():
+            gone.rename(tmp_path / ".gone")
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", racing)
+    assert run_folders(tmp_path) == [kept]
+    assert find_run("ke", tmp_path) == find_run(None, tmp_path) == kept
+
+
+def test_a_run_that_vanishes_behind_the_list_is_not_the_newest(tmp_path, monkeypatch):
+    kept = new_run(tmp_path, "kept", CONFIG)
+    gone = tmp_path / "zzz-gone"
+    monkeypatch.setattr("softattn_lm.runs.run_folders", lambda root: [kept, gone])
+    with pytest.raises(UserError, match="the newest is kept"):
+        find_run(None, tmp_path)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"the folder .*file/inner cannot be made: Not a directory; type another runs="):
+        made_folder(tmp_path / "file" / "inner")
 
 
 def made_by_a_sweep(root, name):

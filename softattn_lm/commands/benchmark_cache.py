@@ -117,9 +117,9 @@ def _table(found: dict[str, dict[str, Any]], settings: BenchmarkSettings) -> Tab
     for heading in ("bytes per token", "constant bytes"):
         table.add_column(heading, justify="right")
     for length in _lengths(settings):
-        table.add_column(f"after {length} tokens", justify="right")
+        table.add_column(f"KiB after {length} tokens", justify="right")
     for name, figures in found.items():
         full = found["sdpa"]["held"]
-        cells = [f"{held / 1024:,.0f} KiB ({held / full[t]:.1%})" for t, held in figures["held"].items()]
+        cells = [f"{held / 1024:,.0f} ({held / full[t]:.1%})" for t, held in figures["held"].items()]
         table.add_row(name, f"{figures['per_token']:,.0f}", f"{figures['constant']:,.0f}", *cells)
     return table

@@ -31,7 +31,7 @@ def tables(variants: Iterable[tuple[str, Subject]]) -> str:
     notes = (
         "`cache`: bytes per token and layer in float32, for H heads and G key heads of width D; `constant`: per layer, "
         "however many tokens it has read. `contract`: properties of softattn_lm/contract, of which those that need a "
-        "backward pass are not tried where there is none."
+        "backward pass or a state are not tried where there is none."
     )
     return "\n\n".join((_markdown(_HEAD, rows), notes, _markdown(("attention", *OPTIONS), matrix)))
 
