@@ -29,8 +29,8 @@ class AttentionKernel(nn.Module):
     recurrent: True if what decoding remembers is a state of constant size: the kernel has `recur`, the cache keeps none
     of its layer's keys and values, and it reads all of the past, however long. state_products: how many products of D²
     numbers a token and head then cost: one to write the state, one to read it.
-    turned_by: of how many components a rotation must turn a multiple, so that what this kernel compares apart holds whole
-    pairs.
+    turned_by: of how many components a rotation must turn a multiple, so that what this kernel compares apart holds
+    whole pairs.
     normed: True if the block divides each head's y by its root mean square over D, with a learned gain, and multiplies
     it by `head_gain`; the norm stands behind the kernel, so that y = A v holds for the kernel itself.
     """

@@ -142,9 +142,9 @@ def _unknown_key(
         return UserError(f"{word}: {rest} is a choice of the group {slashed}; type {slashed}={rest}")
     if "/" in key:
         return UserError(f"{word}: no group {key}{meant(key, groups) or '; groups are ' + ', '.join(groups)}")
-    inside = _inside_a_pattern(key, value, groups, chosen, folder)
-    if inside:
-        return UserError(f"{word}: {inside}")
+    of_a_layer = _inside_a_pattern(key, value, groups, chosen, folder)
+    if of_a_layer:
+        return UserError(f"{word}: {of_a_layer}")
     elsewhere = _of_another_choice(command, key, groups, chosen, folder)
     if elsewhere:
         return UserError(elsewhere)

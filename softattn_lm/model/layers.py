@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softattn_lm.attention.cache import KVCache, behind
-from softattn_lm.attention.root_mean_square import rms_norm
-from softattn_lm.model.activations import gelu_tanh, squared_relu
+from softattn_lm.model.activations import squared_relu
 
 NormKind = Literal["layer", "rms"]
 MLPKind = Literal["gelu", "gelu_tanh", "relu2", "swiglu", "none"]
@@ -20,12 +19,7 @@ def make_norm(kind: NormKind, width: int, gain: bool, bias: bool) -> nn.Module:
     if kind == "layer":
         # torch offers a bias only together with a gain.
         return nn.LayerNorm(width, elementwise_affine=gain, bias=bias and gain)
-    return RMSNorm(width, elementwise_affine=gain)
-
-
-class RMSNorm(nn.RMSNorm):
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+    return nn.RMSNorm(width, elementwise_affine=gain)
 
 
 class MLP(nn.Module):
@@ -49,7 +43,7 @@ class MLP(nn.Module):
         elif self.kind == "relu2":
             h = squared_relu(h)
         else:
-            h = gelu_tanh(h) if self.kind == "gelu_tanh" else F.gelu(h)
+            h = F.gelu(h, approximate="tanh" if self.kind == "gelu_tanh" else "none")
         return self.down(h)
 
 
