@@ -1,6 +1,13 @@
 """softattn benchmark: `python scripts/benchmark.py --help`."""
 
-from softattn_lm.cli import main
+import sys
 
 if __name__ == "__main__":
-    main("benchmark")
+    if sys.argv[1:] == ["gpu"]:  # which needs torch and lightning only, and composes nothing
+        from softattn_lm.commands.benchmark_gpu import main as gpu
+
+        gpu()
+    else:
+        from softattn_lm.cli import main
+
+        main("benchmark")

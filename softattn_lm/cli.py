@@ -24,7 +24,7 @@ from softattn_lm.config.nearest import meant
 from softattn_lm.config.raw import decode
 from softattn_lm.config.tree import command_groups, commented_keys, config_folder
 from softattn_lm.config.trust import trust_typed
-from softattn_lm.errors import UserError, visible
+from softattn_lm.errors import UserError, disk_fault, visible
 
 
 def main(command: str | None = None, argv: list[str] | None = None) -> NoReturn:
@@ -47,10 +47,24 @@ def main(command: str | None = None, argv: list[str] | None = None) -> NoReturn:
         # The reader of a pipe (`| head`) has gone. Python would complain again when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
-    except Exception:  # noqa: BLE001
-        print(visible(traceback.format_exc()), file=sys.stderr, end="")
-        sys.exit(70)
+    except Exception as error:  # noqa: BLE001
+        fault = disk_fault(error)
+        print(
+            visible(traceback.format_exc() if fault is None else f"error: {one_line(str(fault))}\n"),
+            file=sys.stderr,
+            end="",
+        )
+        _give_up_stdout()
+        sys.exit(70 if fault is None else 2)
     sys.exit(0)
+
+
+def _give_up_stdout() -> None:
+    """Where stdout is a file on a full disk, Python would try again at exit, and end with a status of its own."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:

@@ -30,7 +30,7 @@ from typing import Any, Literal
 import yaml
 
 from softattn_lm import __version__
-from softattn_lm.errors import UserError
+from softattn_lm.errors import UserError, writing
 
 State = Literal["running", "finished", "failed", "interrupted"]
 
@@ -479,8 +479,9 @@ def _finite(value: Any) -> Any:
 def replace_text(path: Path, text: str) -> None:
     """Write a small file so that a reader, or a crash, sees the old one or the new one and never half of it."""
     waiting = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    waiting.unlink(missing_ok=True)
     try:
-        with waiting.open("w", encoding="utf-8", newline="") as file:
+        with writing(path), waiting.open("x", encoding="utf-8", newline="") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -2,15 +2,18 @@
 
 import os
 import re
+import resource
 import shutil
 import signal
 import stat
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from softattn_lm import cli
 from softattn_lm.runs import read_config, read_metrics, read_status
 from softattn_lm.training.checkpoint import read_checkpoint
 from softattn_lm.training.run import train
@@ -160,3 +163,65 @@ def test_a_run_killed_while_its_folder_is_made_leaves_the_name_free(tmp_path, mo
     monkeypatch.undo()
     assert runs.run_folders(tmp_path) == []
     assert runs.new_run(tmp_path, "a", {"seed": 0}) == tmp_path / "a"
+
+
+@contextmanager
+def room_for(n_bytes):
+    """No file of this process may grow beyond that: what a full disk does to the largest ones."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+# what is typed, what is written first, and what is shown all the same
+ON_A_FULL_DISK = {
+    "evaluate": (["a"], r"a/evaluation-validation\.json", "nats per token"),
+    "telemetry": (["a"], r"a/telemetry\.png", "entropy"),
+    "probe_scale": (["a"], r"a/probe_scale\.json", "std s"),
+    "prepare_data": (["data=text_file", "tokenizer=char"], r"cache", ""),
+    "train": (["-m", "seed=0,1"], r"b/sweep\.json", ""),
+}
+
+
+@pytest.mark.parametrize("command", ON_A_FULL_DISK)
+def test_a_full_disk_is_one_line_for_every_command_and_what_was_measured_is_shown(
+    command, whole, tmp_path, capsys, monkeypatch
+):
+    words, file, shown = ON_A_FULL_DISK[command]
+    if words == ["a"]:
+        shutil.copytree(whole, tmp_path / "runs" / "a")
+    if command == "train":
+        words = [*tiny_words(tmp_path), *words, "name=b"]
+    if command == "prepare_data":
+        (tmp_path / "text.txt").write_text("a text of many letters " * 100)
+        words = [*words, f"data.path={tmp_path / 'text.txt'}"]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stop, room_for(8 if command == "train" else 800):
+        cli.main(command, [*words, "runs=runs"])
+    said = capsys.readouterr()
+    assert stop.value.code == 2 and shown in said.out
+    assert re.fullmatch(rf"error: runs/{file} could not be written: File too large; make room\n", said.err), said.err
+    assert not list((tmp_path / "runs").rglob("*.tmp")) + list((tmp_path / "runs").rglob(".unfinished-*"))
+
+
+def test_a_read_only_disk_and_a_file_that_may_not_be_opened_are_one_line_and_other_errors_are_ours(capsys, monkeypatch):
+    import errno
+
+    for code, said in (
+        (errno.EROFS, "error: x.json could not be written: Read-only file system\n"),
+        (errno.EACCES, "error: x.json cannot be read or written: Permission denied\n"),
+        (errno.EISDIR, "error: x.json cannot be read or written: Is a directory\n"),
+        (errno.ENOENT, "FileNotFoundError: [Errno 2] No such file or directory: 'x.json'\n"),
+    ):
+
+        def refuse(*given, code=code):
+            raise OSError(code, os.strerror(code), "x.json")
+
+        monkeypatch.setattr(cli, "_dispatch", refuse)
+        with pytest.raises(SystemExit) as stop:
+            cli.main("evaluate", [])
+        assert stop.value.code == (70 if code == errno.ENOENT else 2)
+        assert capsys.readouterr().err.endswith(said)

@@ -271,9 +271,9 @@ def test_the_second_signal_ends_the_process_as_always():
     class Nothing:
         global_step = 0
 
-    before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
-    with interrupt.signals_end_the_run():
-        interrupt.Interrupt(checkpoints=None).on_train_start(Nothing(), None)
+    before = {number: signal.getsignal(number) for number in signals.SIGNALS}
+    with signals.signals_end_the_run():
+        interrupt.Interrupt(None, lambda: False).on_train_start(Nothing(), None)
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)

@@ -240,3 +240,52 @@ def test_nothing_in_the_package_unpickles_or_asks_for_remote_code() -> None:
         ):
             assert word not in text, f"{file}: {word}"
         assert text.count("torch.load(") == text.count("weights_only=True)") or "torch.load(" not in text, file
+
+
+def _linked(run: Path, name: str, target: Path) -> None:
+    path = run / name
+    path.parent.mkdir(exist_ok=True)
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.symlink_to(target)
+
+
+@pytest.mark.parametrize("name", ["samples.txt", "lock", "telemetry.svg", "status.json", "checkpoints/last.ckpt"])
+def test_no_file_is_written_through_a_link_in_a_run_folder(
+    name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own"
+    own.write_text("mine")
+    for target in (own, tmp_path / "nowhere"):
+        _linked(run, name, target)
+        for words in (["train", "resume=stranger", "steps=4"], ["evaluate", "stranger", "text=abcabc"], ["telemetry"]):
+            said = refused(capsys, *words, f"runs={run.parent}")
+            assert f"{name} is a link to {target}" in said or "no run below" in said or "no checkpoint yet" in said
+    assert own.read_text() == "mine" and not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "wandb", "scores", "wandb/id", "wandb/offline-run-1"])
+def test_no_folder_of_a_person_is_taken_for_one_of_the_run(
+    name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "own"
+    (own / "offline-run-2").mkdir(parents=True)
+    (own / "last.ckpt").write_text("mine")
+    (own / "a.1.tmp").write_text("mine")
+    _linked(run, name, own)
+    assert f"{name} is a link to" in refused(capsys, "train", "resume=stranger", f"runs={run.parent}", "steps=4")
+    assert sorted(path.name for path in own.iterdir()) == ["a.1.tmp", "last.ckpt", "offline-run-2"]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "status.json", "summary.json", "samples.txt", "lock", "metrics.csv"])
+def test_a_folder_where_a_file_belongs_is_one_line(name: str, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / name).unlink(missing_ok=True)
+    (run / name).mkdir()
+    assert f"{name} is no plain file" in refused(capsys, "train", "resume=stranger", f"runs={run.parent}", "steps=4")
+
+
+def test_a_file_where_the_checkpoints_belong_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints").write_text("mine")
+    assert "checkpoints is no folder" in refused(capsys, "train", "resume=stranger", f"runs={run.parent}", "steps=4")

@@ -16,13 +16,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from softattn_lm.runs import write_json
+
+if TYPE_CHECKING:  # `benchmark gpu` runs where rich is not installed
+    from rich.console import Console
+    from rich.table import Table
 
 PACKAGES = ("torch", "lightning", "transformers", "x-transformers", "litgpt", "numpy")
 
@@ -124,13 +126,19 @@ def _version(package: str) -> str | None:
         return None
 
 
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console()
+
+
 @dataclass
 class Report:
     """Opens with the machine, and ends with a table and a file, which holds every figure."""
 
     settings: dict[str, Any]
     file: Path
-    console: Console = field(default_factory=Console)
+    console: Console = field(default_factory=_console)
     found: dict[str, Any] = field(default_factory=dict)
 
     def open(self) -> None:
@@ -159,6 +167,8 @@ class Report:
 
 def table_of(rows: Iterable[Row]) -> Table:
     """The targets stand with what was reached; a ratio's least and most are those of the repeats."""
+    from rich.table import Table
+
     columns = ("", "ours", "others", "limit", "ratio, least to most", "target")
     table = Table(*columns, title="medians over interleaved repeats")
     for row in rows:

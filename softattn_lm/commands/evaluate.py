@@ -9,6 +9,7 @@ from typing import Any
 from softattn_lm.config.rules import require_there
 from softattn_lm.config.settings import EvaluateSettings, section
 from softattn_lm.errors import UserError
+from softattn_lm.own_files import require_own_files
 from softattn_lm.runs import find_run, run_name, runs_folder, write_json
 
 
@@ -21,11 +22,14 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
         require_there("file", settings.file)
     named: list[str | None] = [*words] or [None]
     folders = [find_run(word, settings.runs) for word in named]
+    for folder in folders:
+        require_own_files(folder)
     results = [_evaluate(folder, settings) for folder in folders]
     what = results[0]["text"]
+    # Shown before it is written: where a run lies on a read-only disk, the figures are there all the same.
+    _show([run_name(folder, settings.runs) for folder in folders], results, what, settings.by_position)
     for folder, result in zip(folders, results, strict=True):
         write_json(folder / f"evaluation-{result['kind']}.json", result)
-    _show([run_name(folder, settings.runs) for folder in folders], results, what, settings.by_position)
 
 
 def _evaluate(folder: Path, settings: EvaluateSettings) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from softattn_lm.config.settings import ProbeScaleSettings, section
 from softattn_lm.errors import UserError
+from softattn_lm.own_files import require_own_files
 from softattn_lm.runs import find_run, made_folder, run_name, runs_folder, write_json
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
     if not folders:
         _theory(settings)
     for folder in folders:
+        require_own_files(folder)
+    for folder in folders:
         _trained(folder, settings)
 
 
@@ -42,11 +45,9 @@ def _theory(settings: ProbeScaleSettings) -> None:
     show_drawn(found["drawn"], settings.keys)
     show_blocks(found["blocks"], settings.d_model)
     files = [folder / "probe_scale.png", folder / "probe_scale.svg"]
-    try:
-        write_json(folder / "probe_scale.json", found)
+    write_json(folder / "probe_scale.json", found)
+    with writing(files[0]):
         draw(found, settings.keys, files)
-    except OSError as error:
-        raise _unwritten(error, folder) from None
     print("What takes training, recall and text with and without a scale, is not measured here.")
     print(f"figure: {', '.join(map(str, files))}; figures as numbers: {folder / 'probe_scale.json'}")
 
@@ -56,15 +57,8 @@ def _trained(folder: Path, settings: ProbeScaleSettings) -> None:
 
     rows = layers(folder, settings)
     show_layers(rows, run_name(folder, settings.runs))
-    try:
-        write_json(folder / "probe_scale.json", rows)
-    except OSError as error:
-        raise _unwritten(error, folder) from None
+    write_json(folder / "probe_scale.json", rows)
     print(f"figures as numbers: {folder / 'probe_scale.json'}")
-
-
-def _unwritten(error: OSError, folder: Path) -> UserError:
-    return UserError(f"{error.filename or folder} could not be written: {error.strerror or error}")
 
 
 def scale_policies(d_k: int, n_keys: int) -> dict[str, float]:

@@ -77,7 +77,7 @@ def show_layers(rows: Rows, name: str) -> None:
         *ROWS[1:],
     ]
     title = f"{name}: the last query of each window"
-    said = f"{WORDS}; law: std s if W_q, W_k and the input were independent"
+    said = f"{WORDS}; p: |A| / Σ|A|\nlaw: std s if W_q, W_k and the input were independent"
     blind = {row["layer"]: row["kernel"] for row in rows if row["logit_abs_max"] is None}
     lines = "".join(f"\nlayer {layer}: {kernel} reads no scores, and no scale" for layer, kernel in blind.items())
     _show(title, columns, rows, "layer", said + lines)

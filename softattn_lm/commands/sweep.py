@@ -32,7 +32,7 @@ from softattn_lm.config.faults import require_readable
 from softattn_lm.config.raw import decode, encode
 from softattn_lm.config.stored import require_harmless
 from softattn_lm.config.tree import config_folder
-from softattn_lm.errors import UserError, visible
+from softattn_lm.errors import UserError, visible, writing
 from softattn_lm.runs import (
     State,
     read_metrics,
@@ -96,7 +96,8 @@ def job(composed: Any) -> None:
     file = folder / "jobs" / f"{label}.yaml"
     file.parent.mkdir(exist_ok=True)
     saved = {"swept": swept, "config": cfg}
-    file.write_text(yaml.safe_dump(saved, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    with writing(file):
+        file.write_text(yaml.safe_dump(saved, sort_keys=False, allow_unicode=True), encoding="utf-8")
     print(visible(f"\njob {hydra.job.num}: {' '.join(swept)}  ->  {folder / label}"), flush=True)
     try:
         check(cfg, COMMANDS["train"].settings)

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from softattn_lm.config.settings import TelemetrySettings, section
-from softattn_lm.errors import UserError
+from softattn_lm.errors import UserError, writing
+from softattn_lm.own_files import require_own_files
 from softattn_lm.runs import find_run, read_metrics, run_name
 
 # Of one run: step -> layer -> figure.
@@ -37,12 +38,14 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
         _show(name, history)
     from softattn_lm.commands.telemetry_figure import draw
 
-    draw(names, histories, files)
+    with writing(files[0]):
+        draw(names, histories, files)
     print(f"figure: {', '.join(str(file) for file in files)}")
 
 
 def _files(figure: str | None, folder: Path) -> list[Path]:
     if figure is None:
+        require_own_files(folder)
         return [folder / "telemetry.png", folder / "telemetry.svg"]
     file = Path(figure).expanduser()
     if file.suffix not in (".png", ".svg", ".pdf"):

@@ -159,9 +159,7 @@ def _unknown_key(
     return UserError(f"unknown setting {key}{_of_another_command(command, key, folder)}; {command} has {own}")
 
 
-def _inside_a_pattern(
-    key: str, value: str, groups: Sequence[str], chosen: dict[str, str], folder: Path
-) -> str | None:
+def _inside_a_pattern(key: str, value: str, groups: Sequence[str], chosen: dict[str, str], folder: Path) -> str | None:
     """`attention.gate=true` with attention=pattern: the option of the layer that has it. `attention.options.delta.gate`
     without its plus sign."""
     group, _, name = key.partition(".")

@@ -11,6 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -220,5 +221,8 @@ def encode(
                 n_bytes += len(text) if text.isascii() else len(text.encode("utf-8"))
             task.advance(n_bytes - before)
     tokenizer.report(unseen, f"the {name} text of {source}")
-    np.save(folder / f"{name}.documents.npy", np.frombuffer(documents, dtype=np.int64))
+    # numpy's own write to a file tells how many bytes a full disk took, and not that it is full.
+    offsets = BytesIO()
+    np.save(offsets, np.frombuffer(documents, dtype=np.int64))
+    (folder / f"{name}.documents.npy").write_bytes(offsets.getbuffer())
     return Split(name, path, dtype, n_tokens, n_bytes, n_characters)

@@ -109,7 +109,7 @@ def parse(line: bytes, where: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not JSON: {error}") from None
     if not isinstance(row, dict):
-        raise UserError(f"{where} is a JSON {type(row).__name__}, not an object such as {{\"text\": \"...\"}}")
+        raise UserError(f'{where} is a JSON {type(row).__name__}, not an object such as {{"text": "..."}}')
     return row
 
 

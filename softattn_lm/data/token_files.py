@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from softattn_lm.errors import writing
 from softattn_lm.tokenizer import Tokenizer, from_state
 
 FORMAT = 1
@@ -111,7 +112,8 @@ def unfinished_folder(cache: Path) -> Iterator[Path]:
     folder = cache / f".unfinished-{os.getpid()}-{secrets.token_hex(4)}"
     folder.mkdir()
     try:
-        yield folder
+        with writing(cache):
+            yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

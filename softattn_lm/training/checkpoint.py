@@ -82,8 +82,9 @@ def write_checkpoint(checkpoint: dict[str, Any], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     # Beside the file and not in the system's temporary folder: a rename across file systems would be a copy.
     waiting = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    waiting.unlink(missing_ok=True)  # of another process that had this number
     try:
-        with waiting.open("wb") as file:
+        with waiting.open("xb") as file:
             _save(plain(checkpoint), file)
             file.flush()
             os.fsync(file.fileno())

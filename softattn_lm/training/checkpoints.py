@@ -223,6 +223,7 @@ def whole_step(fit_loop: dict[str, Any], step: int, accumulate: int, unvalidated
 def _link(old: Path, new: Path) -> None:
     """`new` becomes the same file as `old` (a copy where the file system has no links), in one move."""
     waiting = new.with_name(f"{new.name}.{os.getpid()}.tmp")
+    waiting.unlink(missing_ok=True)
     try:
         os.link(old, waiting)
     except OSError:

@@ -60,12 +60,13 @@ def orthogonal_updates(momenta: Sequence[Tensor], rows: Sequence[Sequence[int]],
             waiting[part.shape[0], part.shape[1]].append(part)
             targets[part.shape[0], part.shape[1]].append(target)
     for shape, parts_of_a_shape in waiting.items():
-        results = orthogonal(torch.stack(parts_of_a_shape), dtype)
-        for result, target in zip(results, targets[shape], strict=True):
-            target.copy_(result)
+        stacked = parts_of_a_shape[0].new_empty((len(parts_of_a_shape), *shape), dtype=dtype)
+        torch._foreach_copy_(list(stacked.unbind()), parts_of_a_shape)
+        torch._foreach_copy_(targets[shape], list(orthogonal(stacked, dtype).unbind()))
     for update, parts in zip(updates, rows, strict=True):
         for part in update.split(list(parts)):
-            part.mul_(math.sqrt(max(1.0, part.shape[0] / part.shape[1])))
+            if part.shape[0] > part.shape[1]:
+                part.mul_(math.sqrt(part.shape[0] / part.shape[1]))
     return updates
 
 

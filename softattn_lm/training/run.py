@@ -22,6 +22,7 @@ from softattn_lm.data.tasks import FixedSet
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.likelihood import LikelihoodResult
 from softattn_lm.evaluation.telemetry import Probe, make_probe
+from softattn_lm.own_files import require_own_files
 from softattn_lm.runs import (
     State,
     cut_metrics,
@@ -99,6 +100,8 @@ def train(cfg: dict[str, Any], folder: Path, resume: bool = False, console: Cons
     console = plain_console() if console is None else console
     first_rank = is_first_process()
     progress = {"step": 0, "steps": 0, "running": 0}
+    if first_rank:
+        require_own_files(folder)
     try:
         with signals_end_the_run(), in_hand(folder) if first_rank else nullcontext():
             summary = _train(cfg, folder, resume, console, progress, first_rank)

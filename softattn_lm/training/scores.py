@@ -88,8 +88,9 @@ def _write(path: Path, arrays: dict[str, np.ndarray]) -> None:
     """A reader sees the old file, the new one or none."""
     path.parent.mkdir(exist_ok=True)
     waiting = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    waiting.unlink(missing_ok=True)
     try:
-        with waiting.open("wb") as file:
+        with waiting.open("xb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]  # numpy's own annotation wants a bool in **kwds
             file.flush()
             os.fsync(file.fileno())

@@ -1,0 +1,231 @@
+"""`benchmark gpu`: GPT-2 124M on one CUDA device, in under 8 minutes, with torch and lightning alone.
+
+    train    tokens/s at context 1024 in bfloat16, compiled, beside transformers compiled, if it is installed
+    MFU      model FLOPs utilisation: tokens/s · operations per token (see training/describe.py, causal attention counted
+             once) / PEAK, the dense bfloat16 rate that its maker states; of a device not listed, the measured rate of
+             products
+    decode   tokens/s at batch 1 in bfloat16 by a CUDA graph, beside the time of reading all weights and half a cache
+    checks   flex and blockwise against formula, forwards and backwards
+
+`python scripts/benchmark.py gpu` composes no settings and reads none. Without a CUDA device everything runs at a tiny
+size on the CPU, which shows that it runs and says nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from softattn_lm.attention.kernel import AttentionKernel
+from softattn_lm.attention.kernels.blockwise import Blockwise
+from softattn_lm.attention.kernels.flex import Flex
+from softattn_lm.attention.kernels.formula import Formula
+from softattn_lm.attention.visibility import Visibility
+from softattn_lm.commands import bare_training
+from softattn_lm.commands.bare_training import Shape
+from softattn_lm.commands.comparison import Row, interleaved, machine, seconds_of
+from softattn_lm.commands.limits import gemm_rate
+from softattn_lm.config.settings import BenchmarkSettings
+from softattn_lm.model.graphed import GraphedDecode
+from softattn_lm.runs import write_json
+from softattn_lm.training.describe import describe
+from softattn_lm.training.throughput import peak_flops, utilisation
+
+GPT2, TINY = Shape(12, 768, 1024, 32, 50304), Shape(2, 64, 32, 2, 97)
+STEPS, TINY_STEPS = 10, 2  # timed, in each round
+NEW, TINY_NEW = 512, 8  # tokens written, behind a prompt of PROMPT
+PROMPT = 16
+MFU, AHEAD, OF_BANDWIDTH = 0.5, 1.15, 0.5  # aimed at
+REPEATS = 5
+ENOUGH = 300.0  # seconds; what has not begun by then is left out
+TOLERANCE = 2e-2  # of bfloat16 on CUDA; 1e-4 in float32
+
+
+def main(file: Path | None = None) -> None:
+    """Prints lines of text and writes every figure to `file`."""
+    file = Path("runs", "benchmark", "gpu.json") if file is None else file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    began = time.perf_counter()
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda" if cuda else "cpu")
+    name = torch.cuda.get_device_name() if cuda else "no CUDA device: a tiny model on the CPU, figures mean nothing"
+    found: dict[str, Any] = {"machine": machine() | {"device": name}}
+    print("  ".join(f"{key}: {value}" for key, value in found["machine"].items()), flush=True)
+    torch.set_float32_matmul_precision("high")
+    found["checks"] = checks(device)
+    rows: list[Row] = []
+    for part in (training, decoding):
+        if time.perf_counter() - began < ENOUGH:
+            of_part = part(device)
+            rows += of_part
+            print("\n".join(line(row) for row in of_part), flush=True)
+    found |= {"rows": [row.as_dict() for row in rows], "seconds": time.perf_counter() - began}
+    write_json(file, found)
+    print(f"{found['seconds']:.0f} s; all figures: {file}")
+
+
+def benchmark(settings: BenchmarkSettings, file: Path) -> None:
+    main(file)
+
+
+def line(row: Row) -> str:
+    """One comparison as text."""
+    peers = ", ".join(f"{name} {statistics.median(values):,.4g}" for name, values in row.peers.items())
+    aimed = "" if row.target is None else f", aimed at {row.target:g}: {'yes' if row.reached else 'NO'}"
+    least, most = row.spread
+    ours = statistics.median(row.ours)
+    return f"{row.what}: {ours:,.4g} {row.unit}; {peers}; ratio {row.ratio:.3f} ({least:.3f} to {most:.3f}){aimed}"
+
+
+def training(device: torch.device) -> list[Row]:
+    """Tokens per second, and what share of the peak they are."""
+    cuda = device.type == "cuda"
+    shape, steps = (GPT2, STEPS) if cuda else (TINY, TINY_STEPS)
+    model = bare_training.gpt2_style(shape).to(device)
+    loops = {"ours": loop(model, model, shape, device)}
+    try:
+        peer: Any = bare_training.transformers_gpt2(shape).to(device)
+    except ImportError:
+        print("transformers is not installed: nothing to compare training with", flush=True)
+    else:
+        loops["transformers"] = loop(peer, bare_training.logits_of(peer), shape, device)
+    for name, step in loops.items():
+        print(f"{name}: first step {seconds_of(step):.0f} s, compiling included", flush=True)
+        step()
+    found = interleaved({name: partial(rate, step, steps, shape, device) for name, step in loops.items()}, REPEATS)
+    per_token = describe(model, shape.batch, 1)["flops_per_token"]
+    peak = peak_flops(device) or measured_peak(device)
+    used = [utilisation(tokens, per_token, peak) for tokens in found["ours"]]
+    rows = [Row(f"MFU of {shape}, peak {peak:.4g}", "of the peak", used, {"peak": [1.0] * REPEATS}, "peak", MFU)]
+    if "transformers" in found:
+        peers = {"transformers": found["transformers"]}
+        rows.append(Row(f"training {shape}", "tokens/s", found["ours"], peers, "transformers", AHEAD, peak / per_token))
+    return rows
+
+
+def loop(
+    model: nn.Module, logits: Callable[[Tensor], Tensor], shape: Shape, device: torch.device
+) -> Callable[[], Tensor]:
+    """One optimizer step in bfloat16; on CUDA, forward pass and loss are one compiled graph, for both sides."""
+    optimizer = bare_training.fused_adamw(model)
+    tokens = torch.randint(shape.vocabulary, (shape.batch, shape.context + 1), device=device)
+    x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].flatten()
+
+    def loss_of(x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(logits(x).float().flatten(0, 1), y)
+
+    computed = torch.compile(loss_of) if device.type == "cuda" else loss_of
+
+    def step() -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16):
+            loss = computed(x, y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), bare_training.CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def rate(step: Callable[[], Tensor], steps: int, shape: Shape, device: torch.device) -> float:
+    """Tokens per second; the device is waited for once."""
+    wait(device)
+
+    def several() -> None:
+        for _ in range(steps):
+            step()
+        wait(device)
+
+    return steps * shape.tokens / seconds_of(several)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def measured_peak(device: torch.device) -> float:
+    """Operations per second of a product in bfloat16; the best of some."""
+    if device.type == "cpu":
+        return gemm_rate(size=256)
+    a = torch.randn(8192, 8192, device=device, dtype=torch.bfloat16)
+
+    def product() -> None:
+        torch.mm(a, a)
+        wait(device)
+
+    product()
+    return 2 * 8192**3 / min(seconds_of(product) for _ in range(7))
+
+
+def decoding(device: torch.device) -> list[Row]:
+    """Tokens per second of a text beside what reading its weights and half of its cache allows."""
+    cuda = device.type == "cuda"
+    shape, new = (GPT2, NEW) if cuda else (TINY, TINY_NEW)
+    model = bare_training.gpt2_style(shape).eval().to(device, torch.bfloat16 if cuda else torch.float32)
+    writer = GraphedDecode(model)
+    prompt = torch.ones(1, PROMPT, dtype=torch.long, device=device)
+
+    def write() -> None:
+        writer.write(prompt, new)
+        wait(device)
+
+    steps = PROMPT + new - 1
+    rates = interleaved({"ours": lambda: steps / seconds_of(write)}, REPEATS)["ours"]
+    position = sum(p.numel() for p in model.positions.parameters())
+    weights = (sum(p.numel() for p in model.parameters()) - position) * model.embed.weight.element_size()
+    # A step of fixed shapes reads the whole of its buffers.
+    bytes_read = weights + writer.cache.numel() * writer.cache.element_size()
+    limit = bandwidth(device) / bytes_read
+    allowed = {"limit of bandwidth": [limit] * REPEATS}
+    return [Row("decode, batch 1", "tokens/s", rates, allowed, "limit of bandwidth", OF_BANDWIDTH, limit)]
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes per second of reading a long tensor; the best of some rounds."""
+    values = torch.ones(2**30 if device.type == "cuda" else 2**22, device=device)
+
+    def read() -> None:
+        values.sum()
+        wait(device)
+
+    read()
+    return values.numel() * 4 / min(seconds_of(read) for _ in range(7))
+
+
+def checks(device: torch.device) -> dict[str, float]:
+    """The largest difference from formula's y and gradients, of each kernel; flex has no backward pass on a CPU."""
+    cuda = device.type == "cuda"
+    heads, length, width = (8, 512, 64) if cuda else (2, 48, 16)
+    dtype, allowed = (torch.bfloat16, TOLERANCE) if cuda else (torch.float32, 1e-4)
+    q, k, v, dy = (torch.randn(2, heads, length, width, device=device) / 2 for _ in range(4))
+    visible = Visibility(length, window=length // 4, device=device)
+
+    def apply(kernel: AttentionKernel, dtype: torch.dtype, backward: bool) -> list[Tensor]:
+        given = [x.to(dtype).requires_grad_(backward) for x in (q, k, v)]
+        y = kernel.to(device)(*given, scale=width**-0.5, visible=visible)
+        return [y.detach().float()] + [g.float() for g in (torch.autograd.grad(y, given, dy.to(dtype)) if backward else ())]
+
+    exact = apply(Formula(heads), torch.float32, True)
+    found = {}
+    for name, kernel in (("flex", Flex(heads)), ("blockwise", Blockwise(heads))):
+        ours = apply(kernel, dtype, cuda or name != "flex")
+        apart = max(float((a - b).abs().max()) for a, b in zip(ours, exact, strict=False))
+        found[name] = apart
+        print(f"{name} is {apart:.2g} from formula ({'as it should be' if apart <= allowed else 'WRONG'})", flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "1")
+    main()

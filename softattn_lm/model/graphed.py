@@ -1,0 +1,121 @@
+"""A greedy decode step of fixed shapes, which a CUDA graph can hold: one launch a token in the place of hundreds.
+
+Keys and values of all positions of the context lie in buffers made once; a step writes its own at a position that is a
+tensor, and hides what comes behind. On a CPU the same step runs without a graph.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from softattn_lm.attention.kernels.sdpa import SDPA
+from softattn_lm.attention.projections import Separate
+from softattn_lm.attention.visibility import Visibility
+from softattn_lm.errors import UserError
+from softattn_lm.model.decode import knows
+from softattn_lm.model.decoder import DecoderLM
+from softattn_lm.position.base import Rotation
+
+WARM_UP = 3  # steps before a capture, as torch.cuda.graphs asks for
+
+
+class GraphedDecode:
+    """Writes text of at most `model.context` tokens. Raises UserError for a model with parts it does not know."""
+
+    def __init__(self, model: DecoderLM, batch: int = 1) -> None:
+        plain = model.smear is None and all(
+            type(block.attention.kernel) is SDPA
+            and isinstance(block.attention.projections, Separate)
+            and mask.span(model.context) >= model.context
+            for block, mask in zip(model.layers, model.masks, strict=True)
+        )
+        if not (plain and knows(model)):
+            raise UserError(
+                "a graphed decode step knows attention=sdpa with projections=separate, no window and no smear; sample "
+                "without it"
+            )
+        weight = model.embed.weight
+        self.model, self.device = model, weight.device
+        attention = model.layers[0].attention
+        groups, head = attention.projections.n_kv_head, attention.out.in_features // attention.n_head
+        shape = (model.n_layer, 2, batch, groups, model.context, head)
+        self.cache = torch.zeros(shape, dtype=weight.dtype, device=self.device)
+        self.places = torch.arange(model.context, device=self.device)
+        self.ids = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
+        self.position = torch.zeros(1, dtype=torch.long, device=self.device)
+        whole = range(model.context)
+        self.codes = next((code for p in model.position_per_layer if (code := p.embed(whole)) is not None), None)
+        self.rotations = [p.rotation(whole) for p in model.position_per_layer]
+        self.scales = [block.attention.scale(Visibility(1)) for block in model.layers]
+        self.graph: torch.cuda.CUDAGraph | None = None
+        if self.device.type == "cuda":
+            self._capture()
+
+    @torch.inference_mode()
+    def write(self, prompt: Tensor, new: int) -> Tensor:
+        """(B, P) int64 -> (B, new) int64, the likeliest token each time; P + new <= context + 1."""
+        assert prompt.shape[1] + new <= self.model.context + 1, (prompt.shape, new)
+        text = prompt.new_empty(len(prompt), new)
+        self.position.zero_()
+        for place in range(prompt.shape[1] + new - 1):
+            if place < prompt.shape[1]:
+                self.ids.copy_(prompt[:, place : place + 1])
+            if self.graph is None:
+                self._step()
+            else:
+                self.graph.replay()
+            if place >= prompt.shape[1] - 1:
+                text[:, place - prompt.shape[1] + 1] = self.ids[:, 0]
+        return text
+
+    def _capture(self) -> None:
+        with torch.inference_mode():
+            aside = torch.cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(WARM_UP):
+                    self._step()
+            torch.cuda.current_stream().wait_stream(aside)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self._step()
+
+    def _step(self) -> None:
+        """Reads `ids` at `position`; leaves the next token and position in them."""
+        model = self.model
+        x = model.embed(self.ids)  # (B, 1, C)
+        if self.codes is not None:
+            x = x + self.codes.index_select(0, self.position)
+        if model.embed_norm is not None:
+            x = model.embed_norm(x)
+        seen = (self.places <= self.position)[None]  # (1, S)
+        for layer, block in enumerate(model.layers):
+            attention = block.attention
+            q, k, v = cast(Separate, attention.projections)(block.attention_norm(x))  # (B, H, 1, D)
+            if block.value is not None:
+                v = v + block.value(self.ids)
+            turn = self._turn(self.rotations[layer])
+            q, k = attention.q_norm(q), attention.k_norm(k)
+            if turn is not None:
+                q, k = turn(q), turn(k)
+            keys, values = self.cache[layer]
+            keys.index_copy_(2, self.position, k.to(keys.dtype))
+            values.index_copy_(2, self.position, v.to(values.dtype))
+            grouped = q.shape[1] != k.shape[1]
+            y = F.scaled_dot_product_attention(
+                q.to(keys.dtype), keys, values, attn_mask=seen, scale=self.scales[layer], enable_gqa=grouped
+            )
+            x = x + attention.out(y.transpose(1, 2).flatten(2))
+            if block.mlp is not None and block.mlp_norm is not None:
+                x = x + block.mlp(block.mlp_norm(x))
+        self.ids.copy_(model.head(model.final_norm(x)).argmax(-1))  # a cap would not change which one is the largest
+        self.position.add_(1)
+
+    def _turn(self, rotation: Rotation | None) -> Rotation | None:
+        if rotation is None:
+            return None
+        return Rotation(rotation.cos.index_select(0, self.position), rotation.sin.index_select(0, self.position))

@@ -1,0 +1,42 @@
+"""Tokens per second and model FLOPs utilisation of a run.
+
+    MFU = tokens/s · operations per token / (devices · peak)
+
+Operations per token are those of `describe`: 6 per weight used in a product, and attention over the keys that are read.
+peak: dense operations per second in bfloat16 that the maker states for the device, NVIDIA's data sheets without
+sparsity. Chowdhery et al. 2022, arXiv:2204.02311, appendix B.
+"""
+
+from __future__ import annotations
+
+import torch
+
+# Part of a device's name -> operations per second in bfloat16. The first that fits counts.
+PEAKS = {
+    "H200": 989.4e12,
+    "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
+    "H100": 989.4e12,
+    "GH200": 989.4e12,
+    "B200": 2250e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L4": 121e12,
+    "A10": 125e12,
+}
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Of one device; None where its maker's figure is not listed here."""
+    if device.type != "cuda":
+        return None
+    return peak_of(torch.cuda.get_device_name(device))
+
+
+def peak_of(name: str) -> float | None:
+    return next((peak for part, peak in PEAKS.items() if part in name), None)
+
+
+def utilisation(tokens_per_second: float, flops_per_token: float, peak: float, devices: int = 1) -> float:
+    """MFU, a fraction."""
+    return tokens_per_second * flops_per_token / (devices * peak)
