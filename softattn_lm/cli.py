@@ -116,16 +116,34 @@ def _passed_on(command: Command, arguments: Arguments, known: Collection[str]) -
 
 
 def _run(command: Command, arguments: Arguments, passed_on: list[str]) -> None:
+    if command.name == "train":
+        _train(command, arguments)
+        return
     cfg = _config(command, arguments)
     module: Any = import_module(f"softattn_lm.commands.{command.name}")
-    if command.name == "train":
-        module.run(cfg, arguments.words, [decode(word) for word in arguments.overrides])
-    elif command.words == "prompt":
+    if command.words == "prompt":
         module.run(cfg, arguments.words, arguments.prompt)
     elif command.passes_on is not None:
         module.run(cfg, arguments.words, [decode(word) for word in passed_on])
     else:
         module.run(cfg, arguments.words)
+
+
+def _train(command: Command, arguments: Arguments) -> None:
+    """From here on SLURM may say that the time is up, and the job is run again."""
+    from softattn_lm.commands.train import run
+    from softattn_lm.runs import is_first_process
+    from softattn_lm.training import slurm
+    from softattn_lm.training.signals import Left, asks_to_requeue, signals_end_the_run
+
+    try:
+        with signals_end_the_run():
+            run(_config(command, arguments), arguments.words, [decode(word) for word in arguments.overrides])
+    except Left as left:
+        # The job of a sweep is the sweep's to run again, not SLURM's.
+        if asks_to_requeue(left.number) and slurm.job_id() is not None and arguments.job is None and is_first_process():
+            print(slurm.requeue())
+        raise
 
 
 def _config(command: Command, arguments: Arguments) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import json
 import math
 import os
 import platform
+import re
 import secrets
 import shutil
 import subprocess
@@ -54,6 +55,8 @@ RESUMABLE = (
     "training.score",
 )
 LONGEST_NAME = 200  # bytes of a run's name; file systems allow 255, and files beside it are called after it
+# The temporary names of `replace_text` and of checkpoints.
+_LEFT_OVER = re.compile(r".+\.(json|jsonl|yaml|csv|txt|ckpt|npz)\.\d+\.tmp", re.DOTALL)
 _BUDGETS = ("steps", "tokens", "epochs")
 _MODEL = ("model", "attention", "scale", "position", "mask", "projections", "tokenizer", "experiment")
 
@@ -93,12 +96,13 @@ def new_run(root: str | Path, name: str | None, config: dict[str, Any]) -> Path:
         write_json(waiting / "versions.json", versions())
         os.rename(waiting, folder)  # which fails where there is a folder with something in it
     except OSError as error:
-        shutil.rmtree(waiting, ignore_errors=True)
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise
         raise UserError(
             f"name={name} is taken: {folder} exists; continue it with resume={name}, or type another name"
         ) from None
+    finally:  # a signal too
+        shutil.rmtree(waiting, ignore_errors=True)
     return folder
 
 
@@ -133,7 +137,8 @@ def remove_left_over(folder: Path) -> None:
     """Files that a process killed in the middle of a write left in a run folder, under names that nothing reads."""
     for place in (folder, folder / "checkpoints"):
         for waiting in place.glob("*.tmp"):
-            waiting.unlink(missing_ok=True)
+            if _LEFT_OVER.fullmatch(waiting.name) and waiting.is_file():  # and not a person's
+                waiting.unlink(missing_ok=True)
 
 
 def runs_folder(text: str | Path) -> Path:

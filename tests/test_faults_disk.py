@@ -192,7 +192,8 @@ def test_a_full_disk_is_one_line_for_every_command_and_what_was_measured_is_show
 ):
     words, file, shown = ON_A_FULL_DISK[command]
     if words == ["a"]:
-        shutil.copytree(whole, tmp_path / "runs" / "a")
+        shutil.copytree(whole.parent, tmp_path / "runs")
+        (tmp_path / "runs" / whole.name).rename(tmp_path / "runs" / "a")
     if command == "train":
         words = [*tiny_words(tmp_path), *words, "name=b"]
     if command == "prepare_data":

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from softattn_lm.errors import UserError
 from softattn_lm.runs import new_run, read_config, read_metrics, read_status, resumed_config
-from softattn_lm.training import interrupt
+from softattn_lm.training import interrupt, signals
 from softattn_lm.training.checkpoint import load_run, plain, read_checkpoint, write_checkpoint
 from softattn_lm.training.run import train
 from tests.tiny_run import losses, tiny_config, tiny_train

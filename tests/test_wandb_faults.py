@@ -1,15 +1,20 @@
 """wandb that refuses, never answers, fails in the middle or is slow: the run goes on at its speed, and says so once."""
 
 import json
+import os
+import re
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
+from softattn_lm.config.settings import LoggerSettings
+from softattn_lm.errors import UserError
 from softattn_lm.runs import cut_metrics, read_metrics
-from softattn_lm.training.tracking import ANSWER, BEGIN, END, replayed
+from softattn_lm.training.tracking import ANSWER, BEGIN, END, finish_loggers, make_loggers, replayed
 from tests.fake_wandb import deaf_server, fake_wandb, refusing_url, timed
-from tests.tiny_run import tiny_train
+from tests.tiny_run import tiny_config, tiny_train
 from tests.warm import Child, tiny_words
 
 STEPS = 60
@@ -125,3 +130,84 @@ def test_a_run_that_fails_is_marked_failed(tmp_path, monkeypatch):
         tiny_train(tmp_path, "name=a", "logger=wandb")
     monkeypatch.undo()
     assert codes == [1] and wandb.run is None
+
+
+KEY = "a" * 40
+# what is in the environment, and what is said of it; None: nothing, as wandb is not asked to go online
+ENVIRONMENTS = {
+    "a mode that is none": ({"WANDB_MODE": "bogus"}, "bogus|mode"),
+    "no address": ({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": "not a url"}, "'not a url' is no http"),
+    "a file as address": ({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": "file:///etc/passwd"}, "is no http"),
+    "half an address": ({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": "http://[::1"}, "Invalid IPv6 URL"),
+    "half an address, no key": ({"WANDB_BASE_URL": "http://[::1"}, "base_url|IPv6"),
+    "a port that is none": ({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": "http://127.0.0.1:99999"}, "port|0-65535"),
+    "an id that is none": ({"WANDB_MODE": "offline", "WANDB_RUN_ID": "bad/id: x"}, "Run ID cannot contain"),
+    "a .netrc of other bytes": ({"NETRC": "{folder}/netrc"}, None),
+}
+
+
+@pytest.mark.parametrize("case", ENVIRONMENTS)
+def test_an_environment_that_wandb_does_not_take_is_one_warning_and_the_run_goes_to_disk(
+    case, tmp_path, monkeypatch, recwarn
+):
+    values, said = ENVIRONMENTS[case]
+    (tmp_path / "netrc").write_bytes(b"\xff\xfe junk")
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "NETRC"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in values.items():
+        monkeypatch.setenv(name, value.format(folder=tmp_path))
+    loggers = make_loggers(LoggerSettings("wandb", project="p"), tmp_path, {})
+    finish_loggers(loggers)
+    assert len(list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))) == 1
+    assert (tmp_path / "wandb" / "id").read_text() == loggers[0].version
+    lines = [str(warning.message) for warning in recwarn]
+    assert (lines == []) if said is None else (len(lines) == 1 and re.search(said, lines[0])), lines
+    assert all(os.environ[name] == value.format(folder=tmp_path) for name, value in values.items())
+
+
+def no_folder(place):
+    shutil.rmtree(place)
+    place.write_text("a file")
+
+
+def no_id(place, content=None):
+    (place / "id").unlink()
+    (place / "id").mkdir() if content is None else (place / "id").write_bytes(content)
+
+
+def link(place):
+    elsewhere = place.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "precious").touch()
+    (place / "offline-run-1-x").symlink_to(elsewhere)
+
+
+DAMAGED = {
+    "wandb is a file": (no_folder, "wandb takes nothing of this run .*metrics.jsonl has its rows"),
+    "the id is a folder": (no_id, "wandb will show a new run when this one is continued"),
+    "the id is junk": (lambda place: no_id(place, b"\xff\x00/../.."), None),
+    "the id leads outside": (lambda place: no_id(place, b"../../../x"), None),
+    "the id is empty": (lambda place: no_id(place, b""), None),
+    "a link among the runs": (link, None),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_a_damaged_wandb_folder_does_not_keep_a_run_from_going_on(case, tmp_path, monkeypatch, recwarn):
+    damage, said = DAMAGED[case]
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    finish_loggers(make_loggers(LoggerSettings("wandb", project="p"), tmp_path, {}))
+    damage(tmp_path / "wandb")
+    loggers = make_loggers(LoggerSettings("wandb", project="p"), tmp_path, {})
+    loggers[0].log_metrics({"train/loss": 1.0}, 1)
+    finish_loggers(loggers)
+    lines = [str(warning.message) for warning in recwarn]
+    assert (lines == []) if said is None else (len(lines) == 1 and re.search(said, lines[0])), lines
+    assert case != "a link among the runs" or (tmp_path / "elsewhere" / "precious").exists()
+
+
+@pytest.mark.parametrize("typed", ["project=a/b", f"project={'p' * 129}", f"tags=[{'t' * 65}]", "tags=['']"])
+def test_a_name_that_wandb_does_not_take_is_refused_before_anything_begins(typed, tmp_path):
+    with pytest.raises(UserError, match=f"^logger.{typed.partition('=')[0]}=.*must be .*characters"):
+        tiny_config(tmp_path, "logger=wandb", f"logger.{typed}")

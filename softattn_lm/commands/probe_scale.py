@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from softattn_lm.config.settings import ProbeScaleSettings, section
-from softattn_lm.errors import UserError
+from softattn_lm.errors import UserError, writing
 from softattn_lm.own_files import require_own_files
 from softattn_lm.runs import find_run, made_folder, run_name, runs_folder, write_json
 

@@ -46,7 +46,7 @@ from softattn_lm.runs import (
 )
 from softattn_lm.training.console import plain_console
 
-STOPPED_BY_HAND = {128 + signal.SIGINT, 128 + signal.SIGTERM}
+STOPPED_BY_HAND = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)}
 
 
 class Stopped(KeyboardInterrupt):

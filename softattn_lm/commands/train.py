@@ -76,7 +76,7 @@ def _folder(cfg: dict[str, Any], overrides: list[str]) -> tuple[Path, dict[str, 
         )
     if resumes and cfg["fork"] is not None:
         raise UserError("resume= goes on with a run and fork= starts another from it; give one of them")
-    begun = None if resumes else slurm.run_to_continue(runs_folder(cfg["runs"]), cfg["name"], overrides)
+    begun = None if resumes else _taken_up(cfg, overrides)
     if begun is not None:
         folder, resumes = begun, True
         cfg = saved_config(folder)
@@ -89,10 +89,20 @@ def _folder(cfg: dict[str, Any], overrides: list[str]) -> tuple[Path, dict[str, 
     else:
         folder = find_run(cfg["resume"], cfg["runs"])
         cfg = resumed_config(saved_config(folder), {"runs": cfg["runs"], **typed(cfg, overrides)})
-    if is_first_process() and cfg["resume"] is None:
+    if is_first_process() and begun is None and cfg["resume"] is None:
         slurm.remember(folder, overrides)
     os.environ |= {FOLDER: str(folder.resolve()), FIRST: str(os.getpid())}
     return folder, cfg, resumes
+
+
+def _taken_up(cfg: dict[str, Any], overrides: list[str]) -> Path | None:
+    """The run that this job began in an earlier life, marked so that no other process of the job takes it too."""
+    root = runs_folder(cfg["runs"])
+    with slurm.one_at_a_time(root):
+        begun = slurm.run_to_continue(root, cfg["name"], overrides)
+        if begun is not None and is_first_process():
+            slurm.remember(begun, overrides)
+    return begun
 
 
 def _forked(cfg: dict[str, Any], overrides: list[str]) -> dict[str, Any]:

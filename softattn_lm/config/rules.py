@@ -61,6 +61,12 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("temperature", "schedule.warmup"), _SOME),
     **dict.fromkeys(("schedule.final_fraction", "schedule.decay"), _FRACTION),
     **dict.fromkeys(("top_p", "min_p", "position.fraction"), _SHARE),
+    # What wandb takes.
+    "logger.project": (
+        "a name of 1 to 128 characters without / \\ # ? % and :",
+        lambda name: 1 <= len(name) <= 128 and not set("/\\#?%:") & set(name),
+    ),
+    "logger.tags": ("names of 1 to 64 characters", lambda tags: all(1 <= len(tag) <= 64 for tag in tags)),
 }
 
 

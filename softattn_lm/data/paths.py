@@ -31,6 +31,8 @@ def find_files(path: str, setting: str = "data.path") -> list[Path]:
             files = sorted(Path(found) for found in glob.glob(str(literal), recursive=True) if Path(found).is_file())
     except OSError as error:
         raise UserError(f"{setting}={path} cannot be read: {error.strerror or error}") from None
+    if not files and literal.is_symlink():
+        raise UserError(f"{setting}={path} is a link to {os.readlink(literal)}, where there is nothing")
     if not files:
         raise UserError(f"{setting}={path}: no such file or folder{nearest(literal)}")
     rows = [file for file in files if holds_rows(file)]

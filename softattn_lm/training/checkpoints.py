@@ -57,7 +57,7 @@ class Checkpoints(Callback):
         self.best: dict[str, float] = {}  # {"loss", "step"}
         self.latest: dict[str, float] = {}  # of the first validation set
         self._considered = -1
-        self._unvalidated = False
+        self.unvalidated = False
 
     def validated(self, step: int, steps: int) -> bool:
         """Whether Lightning is going to validate after this step."""
@@ -115,7 +115,7 @@ class Checkpoints(Callback):
 
     def save(self, trainer: Trainer, names: list[str], unvalidated: bool = False) -> None:
         """One file under several names; all ranks must come here together."""
-        self._unvalidated = unvalidated
+        self.unvalidated = unvalidated
         with self.clock.paused():
             self.metrics.flush(trainer)
             self.metrics.make_durable(trainer)
@@ -129,7 +129,7 @@ class Checkpoints(Callback):
         step = trainer.global_step
         assert isinstance(pl_module, LitGPT)
         fit_loop = checkpoint["loops"]["fit_loop"]
-        checkpoint["loops"] = {"fit_loop": whole_step(fit_loop, step, self.accumulate, self._unvalidated)}
+        checkpoint["loops"] = {"fit_loop": whole_step(fit_loop, step, self.accumulate, self.unvalidated)}
         if not isinstance(trainer.strategy, ModelParallelStrategy):
             states = zip(checkpoint["optimizer_states"], trainer.optimizers, strict=True)
             checkpoint["optimizer_states"] = [
@@ -143,7 +143,7 @@ class Checkpoints(Callback):
             "best": self.best,
             "seconds": self.clock.seconds,
             "skipped": pl_module.skipped,
-            "unvalidated": self._unvalidated,
+            "unvalidated": self.unvalidated,
         }
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -16,6 +17,28 @@ class _Plain(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
+
+    def on_broken_pipe(self) -> None:
+        """rich would leave with a status of its own. Called where the BrokenPipeError is caught."""
+        raise  # noqa: PLE0704
+
+
+class RunConsole(_Plain):
+    """Of a run, which has more to lose than its words: what cannot be shown (no reader, no terminal, a full disk) is
+    not, from then on. `nobody_reads`: the reader of a pipe has gone."""
+
+    def __init__(self) -> None:
+        super().__init__(highlight=False, markup=False, emoji=False)
+        self.nobody_reads = False
+
+    def _check_buffer(self) -> None:
+        try:
+            super()._check_buffer()
+        except OSError as error:
+            self.quiet = True
+            self.nobody_reads = isinstance(error, BrokenPipeError)
+            # Python would try again when it flushes stdout at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.file.fileno())
 
 
 def plain_console(stderr: bool = False) -> Console:

@@ -12,6 +12,7 @@ with steps=1500 trains 500 steps more, on the batches from 1000 on. What is take
 from __future__ import annotations
 
 import copy
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from torch.optim import Optimizer
 from softattn_lm.errors import UserError
 from softattn_lm.runs import find_run, run_name
 from softattn_lm.training.checkpoint import read_checkpoint
-from softattn_lm.training.checkpoints import in_model_order, whole_step
+from softattn_lm.training.checkpoints import in_model_order, step_name, whole_step
 
 
 def split(fork: str) -> tuple[str, str]:
@@ -49,6 +50,27 @@ def read_parent(fork: str, runs: str) -> tuple[dict[str, Any], str]:
         f"fork={fork}: run {run_name(folder, runs)} keeps no checkpoint of step {step}; {there}; "
         "training.keep_steps= keeps more in a new run"
     )
+
+
+def lost_last(folder: Path, runs: str) -> str | None:
+    """What to say of a run whose checkpoint to go on from is gone: it has others, which come after `last`, but for a
+    step 0. None where there is none."""
+    name = run_name(folder, runs)
+    others = [path for path in (folder / "checkpoints").glob("*.ckpt") if path.stem != step_name(0)]
+    if not others:
+        return None
+    newest = newest_kept(folder)
+    hint = "" if newest is None else f"; a new run goes on from what is kept: fork={name}@{newest}"
+    return f"{folder / 'checkpoints' / 'last.ckpt'} is gone, so run {name} cannot be continued{hint}"
+
+
+def newest_kept(folder: Path) -> int | None:
+    """The largest step whose checkpoint can be read; None if there is none."""
+    steps = []
+    for path in (folder / "checkpoints").glob("*.ckpt"):
+        with suppress(UserError):
+            steps.append(int(read_checkpoint(path)["softattn"]["step"]))
+    return max(steps, default=None)
 
 
 def _kept(folder: Path) -> dict[Path, int]:

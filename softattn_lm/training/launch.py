@@ -97,10 +97,10 @@ def _devices(settings: TrainerSettings) -> int:
     """Of this machine."""
     if isinstance(settings.devices, int):
         return settings.devices
-    return torch.cuda.device_count() if _on_cuda(settings) else 1
+    return torch.cuda.device_count() if on_cuda(settings) else 1
 
 
-def _on_cuda(settings: TrainerSettings) -> bool:
+def on_cuda(settings: TrainerSettings) -> bool:
     return settings.accelerator in ("auto", "gpu") and torch.cuda.is_available()
 
 
@@ -111,7 +111,7 @@ def _strategy(settings: TrainerSettings, unused_parameters: bool) -> str | Strat
             data_parallel_size=devices,
             tensor_parallel_size=1,
             save_distributed_checkpoint=False,
-            process_group_backend="nccl" if _on_cuda(settings) else "gloo",
+            process_group_backend="nccl" if on_cuda(settings) else "gloo",
         )
     if settings.strategy == "auto" and devices == 1:
         return "auto"

@@ -42,17 +42,18 @@ from softattn_lm.training import slurm
 from softattn_lm.training.budget import max_steps, said_budget
 from softattn_lm.training.checkpoint import load_run, read_checkpoint, write_checkpoint
 from softattn_lm.training.checkpoints import Checkpoints, complete_names
-from softattn_lm.training.console import plain_console
+from softattn_lm.training.console import RunConsole
 from softattn_lm.training.describe import describe
-from softattn_lm.training.fork import planted, read_parent
-from softattn_lm.training.interrupt import Interrupt, asks_to_requeue, exit_status, signals_end_the_run
-from softattn_lm.training.launch import check_device, make_trainer, quiet
+from softattn_lm.training.fork import lost_last, planted, read_parent
+from softattn_lm.training.interrupt import Interrupt
+from softattn_lm.training.launch import check_device, make_trainer, on_cuda, quiet
 from softattn_lm.training.lit import LitGPT, ValidationSet
 from softattn_lm.training.metrics import Clock, Metrics, write_csv
 from softattn_lm.training.progress import ProgressReport
-from softattn_lm.training.samples import Samples, cut_samples
+from softattn_lm.training.samples import Samples, append_sample, continued, cut_samples, has_sample
 from softattn_lm.training.schedule import unfinished_warmup
 from softattn_lm.training.scores import require_scorable, write_scores
+from softattn_lm.training.signals import Left, asks_to_requeue, exit_status, signal_name, signals_end_the_run
 from softattn_lm.training.summary import ended, say
 from softattn_lm.training.telemetry import Telemetry
 from softattn_lm.training.tracking import finish_loggers, make_loggers
@@ -97,7 +98,7 @@ def train(cfg: dict[str, Any], folder: Path, resume: bool = False, console: Cons
 
     A continued run is, bit for bit, the run that was never interrupted. Raises UserError for settings that do not fit.
     """
-    console = plain_console() if console is None else console
+    console = RunConsole() if console is None else console
     first_rank = is_first_process()
     progress = {"step": 0, "steps": 0, "running": 0}
     if first_rank:
@@ -124,8 +125,11 @@ def _say_how_it_ended(cfg: dict[str, Any], folder: Path, progress: dict[str, int
     if progress["running"] or not read_status(folder):
         # Lightning turns a second Ctrl-C into SystemExit.
         state: State = "interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed"
-        said = " ".join(f"{type(error).__name__}: {error}".split())
         step, steps = progress["step"], progress["steps"]
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        if state == "interrupted":
+            by = signal_name(error.number) if isinstance(error, Left) else "Ctrl-C"
+            said = f"interrupted by {by} " + (f"at step {step} of {steps}" if steps else "before the first step")
         write_status(folder, state, step=step, steps=steps, error=said, parent=cfg.get("fork"))
     if cfg["logger"]["name"] == "csv":
         write_csv(folder)
@@ -142,6 +146,8 @@ def _start(cfg: dict[str, Any], folder: Path, resume: bool, fingerprint: str) ->
         if is_first_process():
             complete_names(folder, own, cfg["training"]["keep_steps"])
         return Start(own["step"], own["seconds"], own.get("unvalidated", False), fork=cfg.get("fork"))
+    if resume and (lost := lost_last(folder, cfg["runs"])) is not None:
+        raise UserError(lost)
     if cfg.get("fork") is not None:
         parent, fork = read_parent(cfg["fork"], cfg["runs"])
         return Start(parent["softattn"]["step"], parent["softattn"]["seconds"], parent=parent, fork=fork)
@@ -166,6 +172,11 @@ def _train(
         raise UserError(
             f"{said_budget(cfg, steps)} is less than what run {name} has done, {first_step} steps; give a larger "
             f"budget, such as steps={2 * first_step}, to go on"
+        )
+    if first_step == steps and start.parent is not None:
+        raise UserError(
+            f"fork={start.fork}: {said_budget(cfg, steps)} leaves a fork of step {first_step} nothing to do; give a "
+            f"larger budget, such as steps={2 * first_step}"
         )
     if first_step == steps and not start.unvalidated:
         console.print(
@@ -336,20 +347,31 @@ def _summarised(folder: Path, steps: int) -> bool:
 
 
 def _finish(cfg: dict[str, Any], folder: Path, prepared: Prepared, start: Start) -> None:
-    """What a process killed behind its last checkpoint did not come to: scores, summary and status."""
+    """What a process killed behind its last checkpoint did not come to: the last sample, scores, summary and status.
+
+    What the probes cost is not known any more; tokens per second are those of the whole run.
+    """
     loaded = load_run(folder)
     sizes = describe(loaded.model, cfg["batch_size"], start.step)
-    score = TrainingSettings(**cfg["training"]).score
+    training, opening = TrainingSettings(**cfg["training"]), _opening(prepared)
+    score, tokens = training.score, start.step * sizes["tokens_per_step"]
+    if training.sample_every is not None and not has_sample(folder, start.step):
+        _, text = continued(loaded.model, prepared.tokenizer, opening, cfg["seed"])
+        append_sample(folder, start.step, text)
     summary = {
         "state": "finished",
         "step": start.step,
         "steps": start.step,
         "parent": start.fork,
         "validation": {"validation": {key: value for key, value in loaded.metrics.items() if key != "step"}},
-        "tokens": start.step * sizes["tokens_per_step"],
+        "tokens": tokens,
         "seconds": start.seconds,
+        "tokens_per_second": tokens / max(1e-9, start.seconds),
         "parameters": sizes["parameters"],
+        "opening": prepared.tokenizer.decode(opening),
         "flops_per_token": sizes["flops_per_token"],
+        "attention": loaded.model.explain_kernels("cuda" if on_cuda(TrainerSettings(**cfg["trainer"])) else "cpu"),
+        "telemetry": None,
         "scores": write_scores(
             loaded.model, prepared, score, folder, max(1, VALIDATION_TOKENS // loaded.model.context)
         ),
@@ -400,13 +422,28 @@ def _callbacks(
         keep_steps=training.keep_steps,
         validates=validates,
     )
+    interrupt = Interrupt(checkpoints, lambda: isinstance(console, RunConsole) and console.nobody_reads)
+    samples = []
+    if every is not None:
+        samples.append(
+            Samples(
+                folder,
+                console,
+                clock,
+                tokenizer,
+                opening,
+                every=every,
+                seed=seed,
+                unfinished=lambda: checkpoints.unvalidated,
+            )
+        )
     return [
         metrics,
         ProgressReport(console, metrics, clock, tokens_per_step=sizes["tokens_per_step"]),
         *([] if probe is None else [Telemetry(metrics, clock, probe, compiled=training.compile)]),
+        *samples,
         checkpoints,
-        Interrupt(checkpoints),
-        *([] if every is None else [Samples(folder, console, clock, tokenizer, opening, every=every, seed=seed)]),
+        interrupt,
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from rich.console import Console
 from rich.text import Text
 
+from softattn_lm.model.decoder import DecoderLM
 from softattn_lm.model.generate import generate
 from softattn_lm.runs import replace_text
 from softattn_lm.tokenizer.base import Tokenizer
@@ -30,15 +32,33 @@ def cut_samples(folder: Path, step: int) -> None:
     path = folder / "samples.txt"
     if not path.is_file():
         return
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8", errors="replace")
     past = next((found.start() for found in HEADING.finditer(text) if int(found[1]) > step), None)
     if past is not None:
         replace_text(path, text[:past])
 
 
+def has_sample(folder: Path, step: int) -> bool:
+    path = folder / "samples.txt"
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return any(int(found[1]) == step for found in HEADING.finditer(text))
+
+
+def continued(model: DecoderLM, tokenizer: Tokenizer, opening: list[int], seed: int) -> tuple[str, str]:
+    """The prompt that `opening` begins with, and the whole text."""
+    prompt = opening[: max(1, min(PROMPT_TOKENS, model.context // 2))]
+    chosen = generate(model, prompt, max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE, seed=seed)
+    return tokenizer.decode(prompt), tokenizer.decode(prompt + [step[0] for step in chosen])
+
+
+def append_sample(folder: Path, step: int, text: str) -> None:
+    with (folder / "samples.txt").open("a", encoding="utf-8") as file:
+        file.write(f"--- step {step}, temperature {TEMPERATURE} ---\n{text}\n\n")
+
+
 class Samples(Callback):
     """Continues the opening of the validation split every `every` steps, and after the last one; 0 is at the end
-    only.
+    only. Before the checkpoint of the same step, so that whoever goes on from that has the sample already.
     """
 
     def __init__(
@@ -51,9 +71,10 @@ class Samples(Callback):
         *,
         every: int,
         seed: int,
+        unfinished: Callable[[], bool],
     ) -> None:
-        self.path, self.console, self.clock, self.tokenizer = folder / "samples.txt", console, clock, tokenizer
-        self.opening, self.every, self.seed = opening, every, seed
+        self.folder, self.console, self.clock, self.tokenizer = folder, console, clock, tokenizer
+        self.opening, self.every, self.seed, self.unfinished = opening, every, seed, unfinished
         self._last = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -70,8 +91,9 @@ class Samples(Callback):
         self._last = step
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """A run that was interrupted before its last validation comes here again."""
         assert isinstance(pl_module, LitGPT)
-        if trainer.global_step == pl_module.steps:
+        if trainer.global_step == pl_module.steps and not self.unfinished():
             self.write(trainer, pl_module)
 
     def write(self, trainer: Trainer, module: LitGPT) -> None:
@@ -79,15 +101,12 @@ class Samples(Callback):
         if not trainer.is_global_zero and not isinstance(trainer.strategy, ModelParallelStrategy):
             return
         with self.clock.paused():
-            prompt = self.opening[: max(1, min(PROMPT_TOKENS, module.model.context // 2))]
-            chosen = generate(module.model, prompt, max_new_tokens=NEW_TOKENS, temperature=TEMPERATURE, seed=self.seed)
-            ids = [step[0] for step in chosen]
+            prompt, text = continued(module.model, self.tokenizer, self.opening, self.seed)
             if trainer.is_global_zero:
-                self._show(trainer.global_step, self.tokenizer.decode(prompt), self.tokenizer.decode(prompt + ids))
+                self._show(trainer.global_step, prompt, text)
 
     def _show(self, step: int, prompt: str, text: str) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(f"--- step {step}, temperature {TEMPERATURE} ---\n{text}\n\n")
+        append_sample(self.folder, step, text)
         shown = Text(text)
         if text.startswith(prompt):
             shown.stylize("dim", 0, len(prompt))

@@ -1,10 +1,10 @@
 """Which signals end a run, with what exit status, and how one leaves while there is nothing to save. No torch.
 
-    SIGINT   130   Ctrl-C
-    SIGTERM  143
-    SIGUSR1  143   what SLURM sends ahead of a time limit (sbatch --signal=USR1@120): the job is requeued as well
-    SIGHUP   129   the terminal was closed; ignored where it was ignored before, as under nohup
-    SIGPIPE  141   nobody reads what the run says, as behind `| head`: told by the console, never by the system
+SIGINT   130   Ctrl-C
+SIGTERM  143
+SIGUSR1  143   what SLURM sends ahead of a time limit (sbatch --signal=USR1@120): the job is requeued as well
+SIGHUP   129   the terminal was closed; ignored where it was ignored before, as under nohup
+SIGPIPE  141   nobody reads what the run says, as behind `| head`: told by the console, never by the system
 """
 
 from __future__ import annotations

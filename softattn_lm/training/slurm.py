@@ -12,12 +12,15 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from softattn_lm.runs import is_first_process, read_status, run_folders, write_json
 
 FILE = "slurm.json"
+LOCK = ".slurm.lock"
 
 
 def job_id() -> str | None:
@@ -36,10 +39,29 @@ def remember(folder: Path, command: list[str]) -> None:
         write_json(folder / FILE, {"job": job, "restarts": restarts(), "command": command})
 
 
+@contextmanager
+def one_at_a_time(root: Path) -> Iterator[None]:
+    """Of the processes of a job that look for their run below `root` at once, each waits until the one before it has
+    put its mark. Nothing outside SLURM, and where the file system knows no locks."""
+    if job_id() is None or os.name != "posix" or not root.is_dir():
+        yield
+        return
+    import fcntl
+
+    file = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    try:
+        with suppress(OSError):
+            fcntl.lockf(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)
+
+
 def run_to_continue(root: Path, name: str | None, command: list[str]) -> Path | None:
     """The folder in which an earlier life of this job, by the same command, began what is now to go on; else None.
 
-    One that was interrupted is taken up in any life: SLURM_RESTART_COUNT may not have been handed on.
+    One that was interrupted since it was marked is taken up in any life: SLURM_RESTART_COUNT may not have been handed
+    on.
     """
     job = job_id()
     if job is None:
@@ -47,11 +69,18 @@ def run_to_continue(root: Path, name: str | None, command: list[str]) -> Path | 
     folders = run_folders(root) if name is None else [root / name]
     made = [(folder, found) for folder in folders if (found := _read(folder)) is not None]
     for folder, found in sorted(made, key=lambda pair: (pair[0] / "versions.json").stat().st_mtime_ns):
-        earlier = found["restarts"] < restarts() or read_status(folder).get("state") == "interrupted"
+        earlier = found["restarts"] < restarts() or _interrupted_since(folder)
         # The other processes of a run look only after the first has put its mark.
         if (found["job"], found["command"]) == (job, command) and (earlier or not is_first_process()):
             return folder
     return None
+
+
+def _interrupted_since(folder: Path) -> bool:
+    """Whether it was interrupted after its mark: another process of this life has taken it in hand otherwise."""
+    if read_status(folder).get("state") != "interrupted":
+        return False
+    return (folder / "status.json").stat().st_mtime_ns >= (folder / FILE).stat().st_mtime_ns
 
 
 def _read(folder: Path) -> dict[str, Any] | None:

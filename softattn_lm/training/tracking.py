@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import netrc
 import os
+import re
 import shlex
 import shutil
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.client import HTTPException
 from itertools import groupby
 from pathlib import Path
@@ -25,7 +27,7 @@ from lightning.pytorch.loggers import Logger
 from softattn_lm.config.settings import LoggerSettings
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.telemetry import per_layer
-from softattn_lm.runs import is_first_process, read_metrics
+from softattn_lm.runs import is_first_process, read_metrics, replace_text
 
 ANSWER = 3.0  # seconds for the server to answer at all
 BEGIN = 5.0  # seconds for it to take a run
@@ -33,7 +35,8 @@ END = 5.0  # seconds for it to take what is left at the end
 
 
 class Tracker(Logger):
-    """Hands rows to a wandb run (None: not the first process). After a fault it is silent, and `finish` says so."""
+    """Hands rows to a wandb run. None: not the first process, or wandb takes nothing. After a fault it is silent, and
+    `finish` says so."""
 
     def __init__(self, run: Any) -> None:
         super().__init__()
@@ -99,7 +102,7 @@ def make_loggers(settings: LoggerSettings, folder: Path, config: dict[str, Any])
     if not is_first_process():
         return [Tracker(None)]
     tracker = Tracker(_begin(settings, folder, config))
-    if tracker.run.offline and not _was_online(folder):
+    if tracker.run is not None and tracker.run.offline and not _was_online(folder):
         for values, step in replayed(read_metrics(folder)):
             tracker.log_metrics(values, step)
     return [tracker]
@@ -144,42 +147,85 @@ def layer_figures(heads: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _begin(settings: LoggerSettings, folder: Path, config: dict[str, Any]) -> Any:
-    """A wandb run, online if possible. One tracker run for one run folder, also when it is continued."""
-    import wandb
-
+    """A wandb run, online if possible, else on disk, None if not even that. One tracker run for one run folder, also
+    when it is continued."""
     place = folder / "wandb"
-    place.mkdir(exist_ok=True)
-    remembered = place / "id"
-    known = remembered.read_text(encoding="utf-8").strip() if remembered.is_file() else None
+    known = _known(place)
     given: dict[str, Any] = {
         "name": folder.name, "dir": folder, "project": settings.project, "entity": settings.entity,
-        "group": settings.group, "tags": settings.tags, "id": known, "resume": "allow", "config": config,
+        "group": settings.group, "tags": settings.tags, "resume": "allow", "config": config,
     } | _in_ablation(config.get("ablation"), settings)  # fmt: skip
-    limits: dict[str, Any] = {"init_timeout": BEGIN, "finish_timeout": END, "finish_timeout_raises": True}
-    how = wandb.Settings(console="off", silent=True, x_graphql_timeout_seconds=BEGIN, **limits)
-    fault = None
-    run = None
+    fault = run = None
     if is_logged_in():
         fault = unreachable(base_url())
         if fault is None:
-            try:
-                run = wandb.init(**given, mode="online", settings=how)
-            except _faults() as error:
-                fault = _reason(error)
+            run, fault = _init(place, given | {"id": known, "mode": "online"})
     if run is None:
         if known is not None and not _was_online(folder):
-            # All rows are written anew: what a killed process left lacks its last rows and its end.
-            for torn in place.glob("offline-run-*"):
-                shutil.rmtree(torn)
-        run = wandb.init(**given, mode="offline", settings=how)
+            _remove_torn(place)
+        run, why = _init(place, given | {"id": known, "mode": "offline"})
+        if run is None:
+            # A variable with something in it that wandb does not take keeps it from writing to disk, too.
+            with _no_variables():
+                run, _ = _init(place, given | {"mode": "offline"})
+            fault = fault or why
+    if run is None:
+        warnings.warn(f"wandb takes nothing of this run ({fault}); metrics.jsonl has its rows", stacklevel=2)
+        return None
     if fault is not None:
         warnings.warn(
             f"wandb at {base_url()} takes no run ({fault}); this run is written to disk instead, send it later with: "
             f"wandb sync {shlex.quote(str(Path(run.dir).parent))}",
             stacklevel=2,
         )
-    remembered.write_text(run.id, encoding="utf-8")
+    try:
+        replace_text(place / "id", run.id)
+    except OSError as error:
+        warnings.warn(f"wandb will show a new run when this one is continued ({_reason(error)})", stacklevel=2)
     return run
+
+
+def _init(place: Path, given: dict[str, Any]) -> tuple[Any, str | None]:
+    """(the run, None) or (None, why there is none)."""
+    import wandb
+
+    limits: dict[str, Any] = {"init_timeout": BEGIN, "finish_timeout": END, "finish_timeout_raises": True}
+    try:
+        place.mkdir(exist_ok=True)
+        how = wandb.Settings(console="off", silent=True, x_graphql_timeout_seconds=BEGIN, **limits)
+        return wandb.init(**given, settings=how), None
+    except _faults() as error:
+        return None, _reason(error)
+
+
+def _known(place: Path) -> str | None:
+    """The id that the run had; None if it has had none, or the file holds something else."""
+    try:
+        known = (place / "id").read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    return known if re.fullmatch(r"[\w-]{1,64}", known, re.ASCII) else None
+
+
+def _remove_torn(place: Path) -> None:
+    """All rows are written anew: what a killed process left lacks its last rows and its end. A link to a folder
+    somewhere else is no such thing."""
+    for torn in place.glob("offline-run-*"):
+        if not place.is_symlink() and not torn.is_symlink():
+            shutil.rmtree(torn, ignore_errors=True)
+
+
+@contextmanager
+def _no_variables() -> Iterator[None]:
+    """No WANDB_* in the environment, but for those that keep wandb quiet."""
+    quiet = ("WANDB_SILENT", "WANDB_ERROR_REPORTING")
+    before = {key: value for key, value in os.environ.items() if key.startswith("WANDB_") and key not in quiet}
+    for key in before:
+        del os.environ[key]
+    try:
+        yield
+    finally:
+        os.environ |= before
 
 
 def _in_ablation(ablation: dict[str, Any] | None, settings: LoggerSettings) -> dict[str, Any]:
@@ -192,7 +238,7 @@ def _in_ablation(ablation: dict[str, Any] | None, settings: LoggerSettings) -> d
         + f"-seed{ablation['seed']}",
         "group": settings.group or ablation["name"],
         "job_type": ablation["stage"],
-        "tags": [*settings.tags, *(f"{key}:{value}" for key, value in known.items()), f"seed:{ablation['seed']}"],
+        "tags": [*settings.tags, *(f"{key}:{value}"[:64] for key, value in known.items()), f"seed:{ablation['seed']}"],
     }
 
 
@@ -208,12 +254,14 @@ def base_url() -> str:
 def unreachable(url: str) -> str | None:
     """Why nothing answers there within ANSWER seconds; None if anything does. wandb itself would wait for longer, and
     again when the process ends."""
+    if not url.startswith(("http://", "https://")):
+        return f"{url!r} is no http:// or https:// address"
     try:
         with urlopen(url, timeout=ANSWER):
             return None
     except HTTPError:
         return None  # an answer, though to another question
-    except (OSError, ValueError, HTTPException) as error:
+    except (OSError, ValueError, OverflowError, HTTPException) as error:
         return _reason(getattr(error, "reason", None) or error)
 
 
@@ -223,10 +271,10 @@ def is_logged_in() -> bool:
         return False
     if os.environ.get("WANDB_API_KEY"):
         return True
-    host = urlparse(base_url()).hostname or ""
     try:
+        host = urlparse(base_url()).hostname or ""
         return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
+    except (OSError, ValueError, netrc.NetrcParseError):
         return False
 
 
@@ -238,13 +286,15 @@ def finish_loggers(loggers: list[Logger]) -> None:
 
 
 def _faults() -> tuple[type[BaseException], ...]:
-    """What wandb raises for a server that refuses, and when its own process has died."""
+    """What wandb raises for a server that refuses, a setting it does not take, and when its own process has died."""
     import wandb
     from wandb.sdk.mailbox import HandleAbandonedError
 
-    return (wandb.Error, HandleAbandonedError, OSError, RuntimeError)
+    return (wandb.Error, HandleAbandonedError, OSError, RuntimeError, ValueError)
 
 
 def _reason(error: Any) -> str:
     lines = str(error).strip().splitlines()
+    if lines and lines[0].endswith("for Settings"):  # pydantic: then the setting, then what is wrong with it
+        return " ".join(" ".join(lines[1:3]).partition(" [type=")[0].split())
     return lines[0] if lines else type(error).__name__
