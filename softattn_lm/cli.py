@@ -13,6 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Collection
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -69,7 +70,8 @@ def _give_up_stdout() -> None:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """One line, without the file and line of ours that gave it."""
-    print(visible(f"warning: {one_line(str(message))}"), file=sys.stderr)
+    with suppress(OSError):  # nobody reads it, which is no reason to stop
+        print(visible(f"warning: {one_line(str(message))}"), file=sys.stderr, flush=True)
 
 
 def _dispatch(name: str | None, argv: list[str]) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 
-from softattn_lm.training import checkpoint, checkpoints, run
+from softattn_lm.config import compose
+from softattn_lm.training import checkpoint, checkpoints, run, slurm
 from softattn_lm.training.lit import LitGPT
 from softattn_lm.training.metrics import Metrics
+from softattn_lm.training.samples import Samples
 
 
 def slow_steps(seconds: float) -> None:
@@ -138,3 +140,56 @@ def die_within_row(step: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     Metrics.append = append  # type: ignore[method-assign]
+
+
+def unread() -> None:
+    """What the run says goes into a pipe whose reader has gone."""
+    reading, writing = os.pipe()
+    os.dup2(writing, 1)
+    os.close(reading)
+
+
+def under_nohup() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def slow_settings(mark: Path) -> None:
+    """The settings take a minute to be read."""
+
+    def wait(*given: Any) -> Any:
+        mark.touch()
+        time.sleep(60)
+
+    compose.compose = wait
+
+
+def die_behind_save(step: int) -> None:
+    """kill -9 when the checkpoint of this step is written, and before anything else."""
+    real = checkpoints.Checkpoints.save
+
+    def save(self: checkpoints.Checkpoints, trainer: Any, *given: Any, **named: Any) -> None:
+        real(self, trainer, *given, **named)
+        if trainer.global_step == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    checkpoints.Checkpoints.save = save  # type: ignore[method-assign]
+
+
+def die_in_last_sample() -> None:
+    """kill -9 while the last sample is drawn."""
+
+    def die(self: Samples, *given: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Samples.on_train_end = die  # type: ignore[method-assign]
+
+
+def slow_mark() -> None:
+    """Half a second passes between finding a run of an earlier life of the job and marking it."""
+    real = slurm.remember
+
+    def remember(*given: Any) -> None:
+        time.sleep(0.5)
+        real(*given)
+
+    slurm.remember = remember

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from softattn_lm import cli
-from softattn_lm.runs import read_config, read_metrics, read_status
+from softattn_lm.runs import read_config, read_metrics, read_status, remove_left_over
 from softattn_lm.training.checkpoint import read_checkpoint
 from softattn_lm.training.run import train
 from tests import sabotage
@@ -161,7 +161,7 @@ def test_a_run_killed_while_its_folder_is_made_leaves_the_name_free(tmp_path, mo
     with pytest.raises(Killed):
         runs.new_run(tmp_path, "a", {"seed": 0})
     monkeypatch.undo()
-    assert runs.run_folders(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
     assert runs.new_run(tmp_path, "a", {"seed": 0}) == tmp_path / "a"
 
 
@@ -226,3 +226,34 @@ def test_a_read_only_disk_and_a_file_that_may_not_be_opened_are_one_line_and_oth
             cli.main("evaluate", [])
         assert stop.value.code == (70 if code == errno.ENOENT else 2)
         assert capsys.readouterr().err.endswith(said)
+
+
+@pytest.mark.parametrize(("others", "said"), [(True, "; a new run goes on from what is kept: fork=a@4"), (False, "")])
+def test_a_run_whose_last_checkpoint_is_gone_is_not_begun_again(tmp_path, others, said):
+    """It says so, and what can be gone on from; its record stays."""
+    run = tiny_train(tmp_path, *SETTINGS, "name=a", "training.keep_steps=[4]")
+    for name in ("last", "best"):
+        (run / "checkpoints" / f"{name}.ckpt").unlink()
+    if not others:
+        (run / "checkpoints" / "step-00000004.ckpt").write_bytes(b"torn")
+    before = rows(run)
+    child = Child(tmp_path, "resume=a")
+    assert child.wait() == 2
+    assert child.said == f"error: runs/a/checkpoints/last.ckpt is gone, so run a cannot be continued{said}\n"
+    assert rows(run) == before and read_status(run)["state"] == "finished"
+
+
+def test_a_run_killed_before_its_first_step_begins_again_though_step_0_is_kept(tmp_path):
+    words = tiny_words(tmp_path, "name=a", *SETTINGS, "training.keep_steps=[0]")
+    child = Child(tmp_path, *words, sabotage=sabotage.die_behind_save, arguments=(0,))
+    assert child.wait() == 128 + signal.SIGKILL
+    child = Child(tmp_path, "resume=a")
+    assert child.wait() == 0 and "has saved no checkpoint yet, so it begins again" in child.said
+
+
+def test_what_a_killed_process_left_goes_and_what_a_person_put_there_stays(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    for name in ("notes.tmp", "checkpoints/mine.7.tmp", "status.json.71.tmp", "checkpoints/last.ckpt.72.tmp"):
+        (tmp_path / name).touch()
+    remove_left_over(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*.tmp")) == ["mine.7.tmp", "notes.tmp"]

@@ -1,6 +1,7 @@
 """metrics.jsonl is the record: no row lost or doubled, whatever kills the run; csv and wandb are written from it."""
 
 import csv
+import json
 import signal
 
 import pytest
@@ -97,3 +98,29 @@ def test_what_a_run_without_a_checkpoint_wrote_is_not_doubled(tmp_path):
     assert read_metrics(run) and not (run / "checkpoints").exists()
     train(read_config(run), run, resume=True, console=Console(quiet=True))
     assert rows(run) == rows(whole)
+
+
+def test_killed_between_a_checkpoint_and_the_next_thing_no_sample_is_lost_or_doubled(tmp_path):
+    settings = (*SETTINGS, "training.save_every=2", "training.sample_every=2")
+    whole = tiny_train(tmp_path, *settings)
+    for step in (2, 8):
+        run = tmp_path / "runs" / f"a{step}"
+        words = tiny_words(tmp_path, f"name=a{step}", *settings)
+        child = Child(tmp_path, *words, sabotage=sabotage.die_behind_save, arguments=(step,))
+        assert child.wait() == 128 + signal.SIGKILL
+        train(read_config(run), run, resume=True, console=Console(quiet=True))
+        assert (run / "samples.txt").read_text() == (whole / "samples.txt").read_text()
+
+
+def test_killed_in_its_last_sample_a_run_is_finished_with_sample_and_summary_whole(tmp_path):
+    whole, run = tiny_train(tmp_path, *SETTINGS), tmp_path / "runs" / "a"
+    words = tiny_words(tmp_path, "name=a", *SETTINGS)
+    assert Child(tmp_path, *words, sabotage=sabotage.die_in_last_sample).wait() == 128 + signal.SIGKILL
+    child = Child(tmp_path, "resume=a")
+    assert child.wait() == 0 and "already at step 8 of 8" in child.said
+    assert (run / "samples.txt").read_text() == (whole / "samples.txt").read_text()
+    found, wanted = (json.loads((folder / "summary.json").read_text()) for folder in (run, whole))
+    assert found.keys() == wanted.keys() and read_status(run)["state"] == "finished"
+    for key in ("opening", "attention", "tokens", "fingerprint"):
+        assert found[key] == wanted[key]
+    assert found["tokens_per_second"] > 0

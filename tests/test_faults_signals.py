@@ -11,12 +11,13 @@ from rich.console import Console
 from softattn_lm.commands import sweep
 from softattn_lm.runs import read_config, read_metrics, read_status
 from softattn_lm.training.checkpoint import read_checkpoint
+from softattn_lm.training.console import RunConsole
 from softattn_lm.training.run import train
 from tests import sabotage
 from tests.tiny_run import losses, tiny_train
 from tests.warm import Child, tiny_words
 
-STATUS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143)]
+STATUS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 143), (signal.SIGHUP, 129)]
 SETTINGS = ("steps=8", "training.val_every=4", "training.log_every=1")
 
 
@@ -43,6 +44,7 @@ def left_for(child, run, status, began):
 def is_the_same_in_the_end(run, whole):
     train(read_config(run), run, resume=True, console=Console(quiet=True))
     assert rows(run) == rows(whole)
+    assert (run / "samples.txt").read_text() == (whole / "samples.txt").read_text()
     assert read_status(run)["state"] == "finished"
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]
 
@@ -103,6 +105,7 @@ def test_a_second_signal_ends_the_process_at_once_and_the_last_checkpoint_stays(
     child.signal(signal.SIGINT)
     assert child.wait(5) == 130, child.said
     assert read_status(run)["state"] == "interrupted"
+    assert read_status(run)["error"].startswith("interrupted by Ctrl-C at step ")
     is_the_same_in_the_end(run, whole)
 
 
@@ -114,6 +117,49 @@ def test_before_the_first_step_it_leaves_at_once(tmp_path, number, status):
     child.signal(number)
     assert child.wait(10) == status
     assert read_status(run)["state"] == "interrupted" and "Traceback" not in child.said
+    assert read_status(run)["error"] == f"interrupted by {signal.Signals(number).name} before the first step"
+
+
+def test_a_terminal_that_closes_says_so_twice_and_the_step_is_saved_all_the_same(tmp_path, whole):
+    run = tmp_path / "runs" / "a"
+    words = tiny_words(tmp_path, "name=a", *SETTINGS)
+    child = Child(tmp_path, *words, sabotage=sabotage.slow_steps, arguments=(0.3,))
+    child.when(lambda: len(losses(run)) >= 2)
+    began = time.monotonic()
+    child.signal(signal.SIGHUP)
+    time.sleep(0.05)
+    child.signal(signal.SIGHUP)
+    assert 2 <= left_for(child, run, 129, began) < 8
+    is_the_same_in_the_end(run, whole)
+
+
+def test_under_nohup_a_terminal_that_closes_is_nothing(tmp_path, whole):
+    run = tmp_path / "runs" / "a"
+    words = tiny_words(tmp_path, "name=a", *SETTINGS)
+    child = Child(tmp_path, *words, sabotage=sabotage.under_nohup)
+    child.when(lambda: len(losses(run)) >= 1)
+    child.signal(signal.SIGHUP)
+    assert child.wait() == 0, child.said
+    assert rows(run) == rows(whole)
+
+
+def test_where_nobody_reads_what_it_says_the_run_saves_and_ends_like_a_pipe(tmp_path, whole):
+    """`softattn train | head -2`."""
+    run = tmp_path / "runs" / "a"
+    child = Child(tmp_path, *tiny_words(tmp_path, "name=a", *SETTINGS), sabotage=sabotage.unread)
+    assert child.wait() == 141 and child.said == ""
+    assert (read_status(run)["state"], read_status(run)["step"]) == ("interrupted", 1)
+    assert read_checkpoint(run / "checkpoints" / "last.ckpt")["global_step"] == 1
+    is_the_same_in_the_end(run, whole)
+
+
+def test_a_log_on_a_full_disk_costs_a_run_its_words_only(tmp_path):
+    with open("/dev/full", "w") as full:
+        console = RunConsole()
+        console.file = full
+        console.print("one")
+        console.print("two")
+        assert console.quiet and not console.nobody_reads
 
 
 @pytest.mark.slow

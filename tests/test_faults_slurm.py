@@ -70,6 +70,39 @@ def test_what_ends_a_run_otherwise_requeues_nothing(tmp_path, scontrol):
     assert not asked.exists()
 
 
+@pytest.mark.parametrize("slow", [sabotage.slow_settings, sabotage.slow_data])
+def test_a_job_whose_time_is_up_before_the_first_step_is_requeued_too(tmp_path, scontrol, slow):
+    asked, job = scontrol()
+    mark, words = tmp_path / "mark", tiny_words(tmp_path, *SETTINGS)
+    child = Child(tmp_path, *words, sabotage=slow, arguments=(mark,), environment=job)
+    child.when(mark.exists)
+    child.signal(signal.SIGUSR1)
+    assert child.wait() == 143, child.said
+    assert asked.read_text() == "requeue 4711\n" and child.said == "job 4711 is requeued\n"
+    child = Child(tmp_path, *words, environment=job | {"SLURM_RESTART_COUNT": "1"})
+    assert child.wait() == 0, child.said
+    (run,) = (tmp_path / "runs").glob("2*")
+    assert read_status(run)["state"] == "finished"
+
+
+def test_two_runs_of_one_job_that_are_requeued_at_once_are_both_continued(tmp_path, scontrol):
+    _, job = scontrol()
+    words = tiny_words(tmp_path, *SETTINGS)
+
+    def both(number, environment, **given):
+        files = [f"{number}{which}.txt" for which in "ab"]
+        return [Child(tmp_path, *words, environment=job | environment, file=file, **given) for file in files]
+
+    children = both(1, {}, sabotage=sabotage.slow_steps, arguments=(0.1,))
+    for child in children:
+        child.when(lambda: sum(len(losses(run)) >= 2 for run in (tmp_path / "runs").glob("2*")) == 2)
+        child.signal(signal.SIGUSR1)
+    assert [child.wait() for child in children] == [143, 143]
+    children = both(2, {"SLURM_RESTART_COUNT": "1"}, sabotage=sabotage.slow_mark)
+    assert [child.wait() for child in children] == [0, 0], [child.said for child in children]
+    assert [read_status(run)["state"] for run in (tmp_path / "runs").glob("2*")] == ["finished"] * 2
+
+
 def test_a_requeue_that_fails_is_said_with_what_to_do(tmp_path, scontrol, monkeypatch):
     asked, job = scontrol(status=3)
     for name, value in (job | {"SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}).items():

@@ -93,6 +93,7 @@ def test_last_and_best_are_steps_too(parent):
         (["fork=parent@2", "model.d_model=64"], "model.d_model cannot change in a fork"),
         (["fork=parent@2", "position=alibi"], "position cannot change in a fork"),
         (["fork=parent@4", "steps=3"], "steps=3 is less than what run .* has done, 4 steps"),
+        (["fork=parent"], "leaves a fork of step 6 nothing to do; give a larger budget, such as steps=12"),
         (["fork=parent@2", "resume=parent"], "give one of them"),
         (["fork=parent@2", "name=parent"], "name=parent is taken"),
     ],

@@ -140,7 +140,7 @@ ENVIRONMENTS = {
     "a file as address": ({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": "file:///etc/passwd"}, "is no http"),
     "half an address": ({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": "http://[::1"}, "Invalid IPv6 URL"),
     "half an address, no key": ({"WANDB_BASE_URL": "http://[::1"}, "base_url|IPv6"),
-    "a port that is none": ({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": "http://127.0.0.1:99999"}, "port|0-65535"),
+    "a port that is none": ({"WANDB_API_KEY": KEY, "WANDB_BASE_URL": "http://127.0.0.1:99999"}, "port|0-65535|refused"),
     "an id that is none": ({"WANDB_MODE": "offline", "WANDB_RUN_ID": "bad/id: x"}, "Run ID cannot contain"),
     "a .netrc of other bytes": ({"NETRC": "{folder}/netrc"}, None),
 }
@@ -150,6 +150,9 @@ ENVIRONMENTS = {
 def test_an_environment_that_wandb_does_not_take_is_one_warning_and_the_run_goes_to_disk(
     case, tmp_path, monkeypatch, recwarn
 ):
+    import wandb
+
+    wandb.teardown()  # it reads the environment once a process
     values, said = ENVIRONMENTS[case]
     (tmp_path / "netrc").write_bytes(b"\xff\xfe junk")
     for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_BASE_URL", "NETRC"):
@@ -159,6 +162,7 @@ def test_an_environment_that_wandb_does_not_take_is_one_warning_and_the_run_goes
         monkeypatch.setenv(name, value.format(folder=tmp_path))
     loggers = make_loggers(LoggerSettings("wandb", project="p"), tmp_path, {})
     finish_loggers(loggers)
+    wandb.teardown()
     assert len(list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))) == 1
     assert (tmp_path / "wandb" / "id").read_text() == loggers[0].version
     lines = [str(warning.message) for warning in recwarn]

@@ -20,7 +20,7 @@ class _Plain(Console):
 
     def on_broken_pipe(self) -> None:
         """rich would leave with a status of its own. Called where the BrokenPipeError is caught."""
-        raise  # noqa: PLE0704
+        raise
 
 
 class RunConsole(_Plain):

@@ -136,13 +136,18 @@ def require_optimizer(checkpoint: dict[str, Any], model: nn.Module, optimizer: O
     fresh = in_model_order(optimizer.state_dict(), optimizer, model)
     if [group["params"] for group in saved["param_groups"]] != [group["params"] for group in fresh["param_groups"]]:
         raise UserError(f"{where} is damaged: its optimizer is one of other parameters")
+    for group, made in zip(saved["param_groups"], fresh["param_groups"], strict=True):
+        for name in ("initial_lr", *(name for name, value in made.items() if _is_number(value))):
+            if not _is_number(group.get(name)):
+                raise UserError(f"{where} is damaged: {name} of its optimizer is no number")
     shapes = [tuple(parameter.shape) for parameter in model.parameters()]
-    if checkpoint["softattn"]["step"] > 0 and not saved["state"]:
+    own = checkpoint["softattn"]
+    if own["step"] > own.get("skipped", 0) and not saved["state"]:  # a step left out leaves none behind
         raise UserError(f"{where} is damaged: its optimizer has no state")
     for number, state in saved["state"].items():
         for name, value in state.items():
             whole = type(number) is int and 0 <= number < len(shapes) and type(value) is Tensor
-            if not whole or value.is_meta or (value.dim() and tuple(value.shape) != shapes[number]):
+            if not whole or value.is_meta or tuple(value.shape) not in ((), shapes[number]):
                 raise UserError(f"{where} is damaged: {name!s:.40} of its optimizer does not fit weight {number!s:.40}")
 
 

@@ -23,16 +23,21 @@ from softattn_lm.errors import UserError
 from softattn_lm.runs import find_run, run_name
 from softattn_lm.training.checkpoint import read_checkpoint
 from softattn_lm.training.checkpoints import in_model_order, step_name, whole_step
+from softattn_lm.training.continued import require_trainable
 
 
 def split(fork: str) -> tuple[str, str]:
     """ "my-run@1000" -> ("my-run", "1000"). Without a step, or with last or best, it is that checkpoint."""
     run, at, step = fork.rpartition("@")
-    if at and (step in ("last", "best") or step.isdigit()):
+    if at and (step in ("last", "best") or _is_step(step)):
         return run, step
     if at and not Path(fork).exists():
         raise UserError(f"fork={fork}: behind @ stands a step, last or best, such as fork={run or 'my-run'}@1000")
     return fork, "last"
+
+
+def _is_step(text: str) -> bool:
+    return text.isascii() and text.isdigit()  # ² is a digit as well, and no number
 
 
 def read_parent(fork: str, runs: str) -> tuple[dict[str, Any], str]:
@@ -41,8 +46,10 @@ def read_parent(fork: str, runs: str) -> tuple[dict[str, Any], str]:
     folder = find_run(run, runs)
     kept = _kept(folder)
     for path, number in kept.items():
-        if step == path.stem or (step.isdigit() and int(step) == number):
-            return read_checkpoint(path), f"{run_name(folder, runs)}@{number}"
+        if step == path.stem or (_is_step(step) and int(step) == number):
+            checkpoint = read_checkpoint(path)
+            require_trainable(checkpoint, path)
+            return checkpoint, f"{run_name(folder, runs)}@{number}"
     said = ", ".join(f"{number} ({path.stem})" if path.stem in ("last", "best") else str(number) for path, number
                      in sorted(kept.items(), key=lambda pair: pair[1]))  # fmt: skip
     there = f"kept are {said}" if kept else "it has saved no checkpoint yet"

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from softattn_lm.config.build import build
 from softattn_lm.config.settings import LoggerSettings, TrainerSettings, TrainingSettings
-from softattn_lm.data import Prepared, prepared_for
+from softattn_lm.data import Prepared, Split, prepared_for
 from softattn_lm.data.module import TextDataModule, micro_batch_size
 from softattn_lm.data.tasks import FixedSet
 from softattn_lm.errors import UserError
@@ -43,6 +43,13 @@ from softattn_lm.training.budget import max_steps, said_budget
 from softattn_lm.training.checkpoint import load_run, read_checkpoint, write_checkpoint
 from softattn_lm.training.checkpoints import Checkpoints, complete_names
 from softattn_lm.training.console import RunConsole
+from softattn_lm.training.continued import (
+    missing_rows,
+    require_optimizer,
+    require_same_settings,
+    require_trainable,
+    require_weights,
+)
 from softattn_lm.training.describe import describe
 from softattn_lm.training.fork import lost_last, planted, read_parent
 from softattn_lm.training.interrupt import Interrupt
@@ -70,7 +77,7 @@ WAIT = 120.0  # seconds for the first of several processes to put a fork's first
 class Start:
     """What a run goes on from: `step` steps and `seconds` of training are done. unvalidated: the validation after
     `step` is not. parent: contents of the checkpoint that a fork begins with, before it has one of its own; `fork` is
-    its name.
+    its name. saved: those of a continued run's.
     """
 
     step: int = 0
@@ -78,6 +85,7 @@ class Start:
     unvalidated: bool = False
     parent: dict[str, Any] | None = None
     fork: str | None = None
+    saved: dict[str, Any] | None = None
 
 
 def described(cfg: dict[str, Any]) -> dict[str, Any]:
@@ -135,17 +143,39 @@ def _say_how_it_ended(cfg: dict[str, Any], folder: Path, progress: dict[str, int
         write_csv(folder)
 
 
-def _start(cfg: dict[str, Any], folder: Path, resume: bool, fingerprint: str) -> Start:
+def _require_same_text(own: dict[str, Any], prepared: Prepared, name: str) -> None:
+    """`own`: "softattn" of the run's checkpoint."""
+    if own["data"]["fingerprint"] != prepared.fingerprint:
+        raise UserError(
+            f"the text of run {name} has changed since it was saved, so it cannot be continued; start a new run"
+        )
+    before, now = own.get("validation_sets", {}), validation_fingerprints(prepared)
+    other = sorted(key for key in before if before[key] != now.get(key))
+    if other:
+        raise UserError(
+            f"the validation set {other[0]} of run {name} has changed since it was saved, and its losses would no "
+            "longer be of one text; put the old text back, or start a new run"
+        )
+
+
+def validation_fingerprints(prepared: Prepared) -> dict[str, str]:
+    """Of the validation sets beside the text, which have token files of their own."""
+    paths = {name: split.path.parent for name, split in prepared.splits.items() if isinstance(split, Split)}
+    return {name: place.name for name, place in paths.items() if place != prepared.folder}
+
+
+def _start(cfg: dict[str, Any], folder: Path, resume: bool, prepared: Prepared) -> Start:
     last, name = folder / "checkpoints" / "last.ckpt", run_name(folder)
     if resume and last.is_file():
-        own = read_checkpoint(last)["softattn"]
-        if own["data"]["fingerprint"] != fingerprint:
-            raise UserError(
-                f"the text of run {name} has changed since it was saved, so it cannot be continued; start a new run"
-            )
+        saved = read_checkpoint(last)
+        require_trainable(saved, last)
+        own = saved["softattn"]
+        _require_same_text(own, prepared, name)
+        require_same_settings(own["config"], cfg, last)
+        require_weights(saved, prepared.tokenizer.vocab_size, last)
         if is_first_process():
             complete_names(folder, own, cfg["training"]["keep_steps"])
-        return Start(own["step"], own["seconds"], own.get("unvalidated", False), fork=cfg.get("fork"))
+        return Start(own["step"], own["seconds"], own.get("unvalidated", False), fork=cfg.get("fork"), saved=saved)
     if resume and (lost := lost_last(folder, cfg["runs"])) is not None:
         raise UserError(lost)
     if cfg.get("fork") is not None:
@@ -163,7 +193,7 @@ def _train(
     require_scorable(training.score, prepared)
     steps = max_steps(cfg, prepared.splits["train"].n_tokens)
     last, name = folder / "checkpoints" / "last.ckpt", run_name(folder)
-    start = _start(cfg, folder, resume, prepared.fingerprint)
+    start = _start(cfg, folder, resume, prepared)
     first_step, seconds = start.step, start.seconds
     if start.fork is not None:
         cfg = cfg | {"fork": start.fork}
@@ -226,11 +256,20 @@ def _train(
         "tokenizer": prepared.tokenizer.state(),
         "versions": versions(),
         "data": {"fingerprint": prepared.fingerprint, "source": prepared.source},
+        "validation_sets": validation_fingerprints(prepared),
     }
     first = None
     if start.parent is not None:
         assert start.fork is not None
         first = planted(start.parent, start.fork, contents, model, fresh, training.accumulate)
+        require_weights(start.parent, prepared.tokenizer.vocab_size, Path(start.fork))
+        require_optimizer(first, model, fresh, f"the checkpoint of fork={start.fork}")
+    elif start.saved is not None:
+        require_optimizer(start.saved, model, fresh, str(last))
+        lost = missing_rows(folder, first_step, start.saved["softattn"].get("parent")) if first_rank else None
+        if lost is not None:
+            console.print(lost, soft_wrap=True)
+        start = replace(start, saved=None)  # it is as large as the model and its optimizer
     # Nothing is said or written before everything has been checked that can be.
     if first_rank:
         remove_left_over(folder)

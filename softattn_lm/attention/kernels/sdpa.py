@@ -10,6 +10,7 @@ from torch import Tensor
 from softattn_lm.attention.bias import Bias
 from softattn_lm.attention.kernel import AttentionKernel
 from softattn_lm.attention.kernels.formula import softmax_weights
+from softattn_lm.attention.products import causal_products, serves
 from softattn_lm.attention.visibility import Visibility
 
 
@@ -47,6 +48,9 @@ class SDPA(AttentionKernel):
         if isinstance(scale, Tensor):
             q, scale = q * scale, 1.0
         causal = visible.is_plain_causal and bias is None
+        dropout = self.dropout if self.training else 0.0
+        if causal and dropout == 0 and serves(q, k, v):
+            return causal_products(q, k, v, scale)
         mask = None if causal or visible.reads_all else visible.dense()  # (T, S)
         if bias is not None:
             added = bias.tile().to(q.dtype)  # (H, T, S)
@@ -58,6 +62,6 @@ class SDPA(AttentionKernel):
             attn_mask=mask,
             is_causal=causal,
             scale=scale,
-            dropout_p=self.dropout if self.training else 0.0,
+            dropout_p=dropout,
             enable_gqa=q.shape[1] != k.shape[1],
         )
