@@ -1,7 +1,8 @@
 """The command line: `softattn train ...`, `python -m softattn_lm train ...` and `python scripts/train.py ...` are one.
 
 Exit status: 0 done, 1 a job of a sweep failed or an attention breaks its contract, 2 a person's fault (one line on
-stderr), 70 ours (traceback), 130 interrupted. Every exception is caught here, and by contract/trial.py on trial only.
+stderr), 70 ours (traceback), 130 interrupted, 129 to 143 by another signal (training/signals.py). Every exception is
+caught here, and by contract/trial.py on trial only.
 """
 
 from __future__ import annotations

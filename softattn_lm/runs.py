@@ -476,7 +476,7 @@ def write_json(path: Path, value: Any) -> None:
 def _finite(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -2,7 +2,9 @@
 
 import gzip
 import json
+import os
 import re
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from softattn_lm import cli
+from softattn_lm.data.paths import find_files
 from softattn_lm.runs import read_metrics
 from softattn_lm.training.checkpoint import load_run
 from tests.tiny_run import TINY
@@ -83,6 +86,26 @@ def parquet_with_a_null(folder: Path) -> Path:
     return folder / "a.parquet"
 
 
+def parquet_of_other_bytes(folder: Path) -> Path:
+    import pyarrow
+    from pyarrow import parquet
+
+    offsets, letters = pyarrow.py_buffer(np.array([0, 2, 4, 6], dtype=np.int32)), pyarrow.py_buffer(b"abc\xffef")
+    column = pyarrow.Array.from_buffers(pyarrow.string(), 3, [None, offsets, letters])
+    parquet.write_table(pyarrow.table({"text": column}), folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+def pipe(folder: Path) -> Path:
+    os.mkfifo(folder / "a.txt")
+    return folder / "a.txt"
+
+
+def dangling(folder: Path) -> Path:
+    (folder / "a.txt").symlink_to("nowhere.txt")
+    return folder / "a.txt"
+
+
 def file(name: str, data: bytes) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         (folder / name).write_bytes(data)
@@ -112,6 +135,11 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], list[str], str]] = {
         file("a.jsonl", LINE + b'{"body": "a"}\n'), [], r"a\.jsonl line 2 has no field 'text'",
     ),
     "a null in parquet": (parquet_with_a_null, [], r"a\.parquet row 8: field 'text' is null"),
+    "other bytes in parquet": (parquet_of_other_bytes, [], r"a\.parquet row 2: byte 0xff at position 1 is not UTF-8"),
+    "a pipe": (pipe, [], r"a\.txt is neither a file nor a folder"),
+    "an endless device": (lambda _: Path("/dev/zero"), [], r"data\.path=/dev/zero is neither a file nor a folder"),
+    "a link to nothing": (dangling, [], r"a\.txt is a link to nowhere\.txt, where there is nothing"),
+    "rows without a letter": (file("a.jsonl", b'{"text": ""}\n' * 50), [], r"a\.jsonl holds no text: every"),
     "shorter than the context": (
         file("a.txt", b"ab" * 40), ["model.context=100"], r"72 tokens, but model\.context=100",
     ),
@@ -161,3 +189,33 @@ def test_success_never_means_no_step(budget: str, tmp_path: Path, capsys: pytest
     status = train(tmp_path, f"data.path={tmp_path / 'a.txt'}", budget)
     error = capsys.readouterr().err
     assert status == 2 and error.count("\n") == 1 and ("steps" in error or budget in error), error
+
+
+def test_a_name_that_is_no_unicode_is_a_name_like_any_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = os.fsdecode(b"caf\xe9.txt")
+    (tmp_path / name).write_text(LONG, encoding="utf-8")
+    for _ in ("prepared", "found prepared"):
+        shutil.rmtree(tmp_path / "runs" / "a", ignore_errors=True)
+        assert train(tmp_path, f"data.path={tmp_path / name}") == 0
+    assert "\\udce9" in capsys.readouterr().out
+    assert kept_text(tmp_path) == LONG
+
+
+def test_a_glob_goes_into_no_link_that_leads_back(tmp_path: Path) -> None:
+    (tmp_path / "loop" / "in").mkdir(parents=True)
+    (tmp_path / "loop" / ".hidden").mkdir()
+    for place in ("a.txt", "in/b.txt", "in/c.md", ".hidden/d.txt"):
+        (tmp_path / "loop" / place).write_text("x", encoding="utf-8")
+    for link, to in (("up", ".."), ("self", "."), ("in/again", "../in"), ("b.txt", "b.txt")):
+        (tmp_path / "loop" / link).symlink_to(to)
+    (tmp_path / "in.txt").symlink_to("loop/in/b.txt")
+    found = {
+        pattern: [str(file.relative_to(tmp_path)) for file in find_files(f"{tmp_path}/{pattern}")]
+        for pattern in ("loop/**/*.txt", "**/in/*.txt", "**/loop/**", "*.txt")
+    }
+    assert found == {
+        "loop/**/*.txt": ["loop/a.txt", "loop/in/b.txt"],
+        "**/in/*.txt": ["loop/in/b.txt"],
+        "**/loop/**": ["loop/a.txt", "loop/in/b.txt", "loop/in/c.md"],
+        "*.txt": ["in.txt"],
+    }

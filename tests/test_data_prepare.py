@@ -259,7 +259,13 @@ def test_file_boundaries_are_part_of_the_content(tmp_path: Path) -> None:
     assert len(prints) == 2
 
 
-@pytest.mark.parametrize("damage", ["tokens cut short", "no documents", "no meta", "half a meta", "another meta"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "tokens cut short", "an id beyond the vocabulary", "no documents", "half the documents", "other documents",
+        "documents that are none", "no meta", "half a meta", "another meta",
+    ],
+)  # fmt: skip
 def test_a_damaged_folder_is_never_used(tmp_path: Path, damage: str) -> None:
     data = TextFiles(write(tmp_path / "a.txt", "abc" * 100))
     first = prepare(data, CharTokenizer(), tmp_path / "cache")
@@ -269,6 +275,16 @@ def test_a_damaged_folder_is_never_used(tmp_path: Path, damage: str) -> None:
             os.truncate(first.folder / "train.bin", 10)
         case "no documents":
             (first.folder / "train.documents.npy").unlink()
+        case "an id beyond the vocabulary":
+            with (first.folder / "train.bin").open("r+b") as file:
+                file.seek(100)
+                file.write(b"\xff\xff")
+        case "half the documents":
+            os.truncate(first.folder / "train.documents.npy", 100)
+        case "other documents":
+            np.save(first.folder / "train.documents.npy", np.array([0, 10**9]))
+        case "documents that are none":
+            np.save(first.folder / "train.documents.npy", np.array(["a"]))
         case "no meta":
             meta.unlink()
         case "half a meta":

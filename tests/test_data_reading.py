@@ -200,6 +200,9 @@ def test_what_is_not_there_is_named_with_the_nearest_name(tmp_path: Path) -> Non
     write(tmp_path / "emma.txt", b"x")
     with pytest.raises(UserError, match=r"data\.path=.*ema\.txt: no such file or folder; did you mean .*emma\.txt\?"):
         find_files(str(tmp_path / "ema.txt"))
+    (tmp_path / "dang.txt").symlink_to(tmp_path / "gone.txt")
+    with pytest.raises(UserError, match=r"dang\.txt is a link to .*gone\.txt, where there is nothing$"):
+        find_files(str(tmp_path / "dang.txt"))
     with pytest.raises(UserError, match="nor is there a folder"):
         find_files(str(tmp_path / "no" / "ema.txt"))
     with pytest.raises(UserError, match="holds no txt, jsonl, parquet or gz file"):

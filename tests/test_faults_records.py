@@ -1,6 +1,7 @@
 """metrics.jsonl is the record: no row lost or doubled, whatever kills the run; csv and wandb are written from it."""
 
 import csv
+import io
 import json
 import signal
 
@@ -10,6 +11,7 @@ from rich.console import Console
 from softattn_lm.errors import UserError
 from softattn_lm.runs import new_run, read_config, read_metrics, read_status
 from softattn_lm.training import metrics
+from softattn_lm.training.continued import missing_rows
 from softattn_lm.training.run import train
 from tests import sabotage
 from tests.tiny_run import losses, tiny_config, tiny_train
@@ -124,3 +126,48 @@ def test_killed_in_its_last_sample_a_run_is_finished_with_sample_and_summary_who
     for key in ("opening", "attention", "tokens", "fingerprint"):
         assert found[key] == wanted[key]
     assert found["tokens_per_second"] > 0
+
+
+def test_rows_that_are_gone_are_said_and_the_run_goes_on(tmp_path):
+    run = tiny_train(tmp_path, *SETTINGS, "name=a")
+    file = run / "metrics.jsonl"
+    kept = [line for line in file.read_text().splitlines(keepends=True) if json.loads(line)["step"] <= 5]
+    for rows_left, said in (
+        ("".join(kept), "no rows of 3 of the steps that were done, the first of which is 6"),
+        ("", "of 9"),
+    ):
+        file.write_text(rows_left)
+        console = Console(record=True, quiet=False, file=io.StringIO(), width=2000)
+        steps = 9 if rows_left else 10
+        train(read_config(run) | {"steps": steps}, run, resume=True, console=console)
+        assert said in console.export_text()
+        assert read_status(run)["state"] == "finished" and len(losses(run)) == (6 if rows_left else 1)
+
+
+def test_a_fork_and_a_whole_record_lack_nothing(tmp_path):
+    run = tiny_train(tmp_path, *SETTINGS, "name=a")
+    fork = tiny_train(tmp_path, *SETTINGS, "name=b", "fork=a@8", "steps=10")
+    for folder, step, parent in ((run, 8, None), (fork, 10, "a@8")):
+        assert missing_rows(folder, step, parent) is None
+    assert "of 8 of the steps" in missing_rows(fork, 10, None)
+
+
+def test_a_validation_set_that_has_changed_stops_a_run_from_being_continued(tmp_path):
+    """Its losses would be of two texts, in one curve."""
+    other = tmp_path / "other.txt"
+    other.write_text("abc def " * 100)
+    run = tiny_train(tmp_path, *SETTINGS, "name=a", f"+data.validation_sets.other={other}")
+    other.write_text("fed cba " * 100)
+    with pytest.raises(UserError, match="the validation set other of run .* has changed"):
+        train(read_config(run) | {"steps": 9}, run, resume=True, console=Console(quiet=True))
+    other.write_text("abc def " * 100)
+    train(read_config(run) | {"steps": 9}, run, resume=True, console=Console(quiet=True))
+    assert read_status(run)["step"] == 9
+
+
+def test_a_damaged_summary_of_a_finished_run_is_written_anew(tmp_path):
+    run = tiny_train(tmp_path, *SETTINGS, "name=a")
+    for damaged in ("{", "[]", '{"step": "8"}'):
+        (run / "summary.json").write_text(damaged)
+        train(read_config(run), run, resume=True, console=Console(quiet=True))
+        assert json.loads((run / "summary.json").read_text())["step"] == 8

@@ -187,3 +187,15 @@ def test_the_mark_of_a_job_does_not_keep_a_refused_run(tmp_path, monkeypatch):
         train.run(tiny_config(tmp_path, "tokens=5", "name=bad"), [], ["tokens=5", "name=bad"])
     assert not (tmp_path / "runs" / "bad").exists()
     assert json.loads(Path(begin(tmp_path / "runs", ["x"], "good")[0], "slurm.json").read_text())["job"] == "1"
+
+
+@pytest.mark.parametrize("mark", ["garbage", "[]", '{"job": "1"}', '{"job": "1", "restarts": "x", "command": ["a"]}'])
+def test_a_mark_that_is_none_and_a_count_that_is_no_number_keep_no_run_from_beginning(tmp_path, monkeypatch, mark):
+    """The folder may be a stranger's, beside one's own."""
+    life(monkeypatch, 0)
+    own, _ = begin(tmp_path, ["a"])
+    (new_run(tmp_path, "strangers", {"seed": 0}) / slurm.FILE).write_text(mark)
+    life(monkeypatch, "x")
+    assert slurm.run_to_continue(tmp_path, None, ["a"]) is None
+    life(monkeypatch, 1)
+    assert slurm.run_to_continue(tmp_path, None, ["a"]) == own

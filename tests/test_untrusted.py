@@ -1,5 +1,6 @@
 """A stranger's run, checkpoint or tokenizer: it runs nothing, and asks for no more memory than it has."""
 
+import json
 import resource
 import shutil
 import sys
@@ -20,7 +21,7 @@ from softattn_lm.errors import UserError
 from softattn_lm.runs import read_config
 from softattn_lm.training.checkpoint import load_run
 from softattn_lm.training.untrusted import require_fitting
-from tests.hostile.files import edits, files, laughs
+from tests.hostile.files import edits, files, laughs, training_edits
 from tests.hostile.nodes import dead_nodes, live_nodes
 from tests.refused import refused
 from tests.tiny_run import tiny_train
@@ -289,3 +290,93 @@ def test_a_file_where_the_checkpoints_belong_is_one_line(run: Path, capsys: pyte
     shutil.rmtree(run / "checkpoints")
     (run / "checkpoints").write_text("mine")
     assert "checkpoints is no folder" in refused(capsys, "train", "resume=stranger", f"runs={run.parent}", "steps=4")
+
+
+FORKED_ALL_THE_SAME = ("a rate that is a text", "groups of other parameters")  # a fork has those of its own settings
+
+
+@pytest.mark.parametrize("name", training_edits())
+def test_nothing_is_trained_on_from_a_checkpoint_that_lacks_what_training_reads(
+    name: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    respoil(run, training_edits()[name])
+    given = (f"runs={run.parent}", "steps=4")
+    assert "last.ckpt" in refused(capsys, "train", "resume=stranger", *given)
+    if name not in FORKED_ALL_THE_SAME:
+        said = refused(capsys, "train", "fork=stranger@last", "name=child", *given)
+        assert "last.ckpt" in said or "fork=stranger@2" in said
+    assert {path: path.read_bytes() for path in run.iterdir() if path.is_file() and path.name != "lock"} == {
+        path: data for path, data in before.items() if path.name != "lock"
+    }
+    assert not (run.parent / "child").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "change"),
+    [
+        ("lr", {"lr": 0.5}),
+        ("schedule.warmup", {"schedule": {"warmup": 0.9}}),
+        ("model.n_layer", {"model": {"n_layer": 1}}),
+        ("batch_size", {"batch_size": 16}),
+    ],
+)
+def test_a_config_that_is_no_longer_the_checkpoints_is_one_line(
+    key: str, change: dict[str, Any], run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """lr of the file would be ignored, as the optimizer has its own, and warmup taken up."""
+    config = read_config(run)
+    for name, value in change.items():
+        config[name] = config[name] | value if isinstance(value, dict) else value
+    (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    said = refused(capsys, "train", "resume=stranger", f"runs={run.parent}", "steps=4")
+    assert f"config.yaml says {key}=" in said and "fork=" in said
+
+
+@pytest.mark.parametrize("setting", ["training.num_workers=1000000", "batch_size=1000000000000"])
+def test_a_setting_that_would_only_keep_the_machine_busy_is_refused(
+    setting: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "at most" in refused(capsys, "train", setting, f"runs={run.parent}")
+    config, (key, _, value) = read_config(run), setting.partition("=")
+    node = config["training"] if "." in key else config
+    node[key.rpartition(".")[2]] = int(value)
+    (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    assert "at most" in refused(capsys, "train", "resume=stranger", f"runs={run.parent}", "steps=4")
+
+
+@pytest.mark.parametrize("step", ["²", "1.5", "-1"])
+def test_a_fork_of_a_step_that_is_no_number_is_one_line(
+    step: str, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = refused(capsys, "train", f"fork=stranger@{step}", f"runs={run.parent}", "steps=4")
+    assert "behind @ stands a step" in said
+
+
+def test_weights_that_are_no_numbers_are_measured_as_what_they_are(
+    run: Path, canary: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def spoil(saved: dict[str, Any]) -> None:
+        for value in saved["state_dict"].values():
+            value.fill_(float("nan"))
+
+    respoil(run, spoil)
+    for words in (*readers(run), ["probe_scale", "stranger", f"runs={run.parent}"]):
+        with pytest.raises(SystemExit) as stop:
+            cli.main(words[0], words[1:])
+        assert stop.value.code == 0, capsys.readouterr().err
+    assert "null" in (run / "probe_scale.json").read_text() and "NaN" not in (run / "probe_scale.json").read_text()
+
+
+@pytest.mark.parametrize("row", [{"head": 0}, {"layer": "first", "head": 0}, {"layer": 0, "head": 0, "entropy": "low"}])
+def test_a_row_of_telemetry_that_is_none_is_one_line(
+    row: dict[str, Any], run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "telemetry", "step": 2} | row) + "\n")
+    assert "metrics.jsonl is damaged" in refused(capsys, "telemetry", "stranger", f"runs={run.parent}")
+
+
+def test_a_name_longer_than_a_file_systems_is_one_line(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["train"], ["probe_scale", "stranger"], ["telemetry"], ["train", "resume=stranger"]):
+        assert "aaa" in refused(capsys, *words, f"runs={'a' * 300}")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import warnings
 from pathlib import Path
 from typing import Any
 
 from softattn_lm.ablation.report import Report
-from softattn_lm.training.tracking import BEGIN, END, base_url, is_logged_in, unreachable
+from softattn_lm.runs import replace_text
+from softattn_lm.training.tracking import BEGIN, END, base_url, is_logged_in, known_id, remove_torn, unreachable
 
 
 def publish(report: Report, logger: dict[str, Any]) -> None:
@@ -27,26 +27,24 @@ def publish(report: Report, logger: dict[str, Any]) -> None:
         warnings.warn("the report is not in wandb: the package wandb is not installed", stacklevel=2)
         return
     place = report.folder / "wandb"
-    place.mkdir(exist_ok=True)
     online = is_logged_in() and unreachable(base_url()) is None
-    known = place / "id"
-    run_id = known.read_text(encoding="utf-8").strip() if online and known.is_file() else None
+    run_id = known_id(place) if online else None
     if not online:
-        for before in place.glob("offline-run-*"):
-            shutil.rmtree(before)
+        remove_torn(place)
     limits: dict[str, Any] = {"init_timeout": BEGIN, "finish_timeout": END, "finish_timeout_raises": True}
     try:
+        place.mkdir(exist_ok=True)
         run = wandb.init(
             **_identity(report, logger), id=run_id, resume="allow", dir=report.folder,
             mode="online" if online else "offline",
             settings=wandb.Settings(console="off", silent=True, x_graphql_timeout_seconds=BEGIN, **limits),
         )  # fmt: skip
         if online:
-            known.write_text(run.id, encoding="utf-8")
+            replace_text(place / "id", run.id)
         run.log(_shown(report))
         run.summary.update({"readings_of_test": report.readings, "verdicts": report.said})
         run.finish()
-    except (wandb.Error, OSError, RuntimeError, TimeoutError) as error:
+    except (wandb.Error, OSError, RuntimeError, ValueError) as error:
         said = (str(error).strip().splitlines() or [type(error).__name__])[0]
         warnings.warn(
             f"wandb has not all of this report ({said}); its files have; send it later with: wandb sync "

@@ -36,8 +36,11 @@ _RULES: dict[str, Rule] = {
     # Positions have tables of this length; attention over more tokens is beyond what is built here.
     "model.context": ("at least 1 and at most 1,048,576", lambda value: 1 <= value <= 1 << 20),
     **dict.fromkeys(("model.n_layer", "mask.sinks", "training.sample_every"), _from(0)),
-    **dict.fromkeys(("training.save_every", "training.num_workers"), _from(0)),
-    **dict.fromkeys(("steps", "tokens", "batch_size", "max_new_tokens", "top_k", "n"), _from(1)),
+    "training.save_every": _from(0),
+    # Beyond these a machine is only kept busy: with starting processes, with a first batch.
+    "training.num_workers": ("at least 0 and at most 1,024", lambda value: 0 <= value <= 1 << 10),
+    "batch_size": ("at least 1 and at most 1,048,576", lambda value: 1 <= value <= 1 << 20),
+    **dict.fromkeys(("steps", "tokens", "max_new_tokens", "top_k", "n"), _from(1)),
     **dict.fromkeys(("model.n_head", "model.n_kv_head", "model.head_dim", "model.d_model"), _from(1)),
     **dict.fromkeys(("model.mlp_width", "mask.window", "attention.top"), _from(1)),
     **dict.fromkeys(("projections.rank", "projections.q_rank"), _from(1)),

@@ -134,7 +134,7 @@ class ValidationBatches(Dataset[list[torch.Tensor]]):
 def _leave_signals_to_the_run(worker: int) -> None:
     """Ctrl-C reaches all processes of a terminal at once. The run finishes its step first, and needs its workers for
     that; they end when it does."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 

@@ -5,6 +5,7 @@ import glob
 import os
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from softattn_lm.data.reading import ROW_SUFFIXES, TEXT_SUFFIXES, holds_rows
@@ -26,9 +27,11 @@ def find_files(path: str, setting: str = "data.path") -> list[Path]:
         if literal.is_dir():
             files = in_folder(literal, setting)
         elif literal.exists():
+            if not literal.is_file():
+                raise UserError(f"{setting}={path} is neither a file nor a folder, and is read more than once; save it")
             return [literal]
         else:
-            files = sorted(Path(found) for found in glob.glob(str(literal), recursive=True) if Path(found).is_file())
+            files = sorted({found for found in map(Path, expanded(str(literal))) if found.is_file()})
     except OSError as error:
         raise UserError(f"{setting}={path} cannot be read: {error.strerror or error}") from None
     if not files and literal.is_symlink():
@@ -43,6 +46,22 @@ def find_files(path: str, setting: str = "data.path") -> list[Path]:
             f"{setting}='{text.parent}/*{text.suffix}'"
         )
     return files
+
+
+def expanded(pattern: str) -> Iterator[str]:
+    """What a glob finds. `**` goes into folders that are not hidden, and into no link to one: it may lead back."""
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        yield from glob.glob(pattern)
+        return
+    at = parts.index("**")
+    for root in glob.glob(os.path.join(*parts[:at])) if at else ["."]:
+        for folder, inside, files in os.walk(root):
+            inside[:] = [name for name in inside if not name.startswith(".")]
+            if at + 1 < len(parts):
+                yield from expanded(os.path.join(glob.escape(folder), *parts[at + 1 :]))
+            else:
+                yield from (os.path.join(folder, name) for name in files if not name.startswith("."))
 
 
 def in_folder(folder: Path, setting: str) -> list[Path]:

@@ -121,7 +121,8 @@ def read_parts(data: Source, folder: Path, bar: Progress) -> dict[str, Spool]:
     spools = {}
     for name, pieces in data.parts().items():
         spools[name] = Spool(folder / f"{name}.spool", pieces, data.joiner, bar)
-        if spools[name].n_characters == 0:
+        between = len(data.joiner) * max(0, len(spools[name].documents) - 1)
+        if spools[name].n_characters == between:
             part = "" if name == "text" else f" for {name}"
             raise UserError(f"{data.describe()} holds no text{part}: every file or row is empty")
     return spools

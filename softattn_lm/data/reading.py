@@ -143,13 +143,28 @@ def read_parquet(file: Path, column: str) -> Iterator[str]:
                 )
             number = 0
             for batch in table.iter_batches(batch_size=1024, columns=[column]):
-                for value in batch.column(0).to_pylist():
+                for value in values(batch.column(0), f"{file} row", number):
                     number += 1
                     yield field({column: value}, column, f"{file} row {number}")
     except pyarrow.ArrowException as error:
         raise UserError(f"{file} is not a readable parquet file: {str(error).splitlines()[0]}") from None
     except OSError as error:
         raise refuse_unreadable(file, error) from None
+
+
+def values(column: Any, where: str, before: int) -> list[Any]:
+    """What a column of parquet holds; `before`: rows before it. Raises UserError for the first that is not UTF-8."""
+    try:
+        found: list[Any] = column.to_pylist()
+        return found
+    except UnicodeDecodeError:
+        for number, value in enumerate(column, start=before + 1):
+            try:
+                value.as_py()
+            except UnicodeDecodeError as error:
+                byte = error.object[error.start]
+                raise UserError(f"{where} {number}: byte 0x{byte:02x} at position {error.start} is not UTF-8") from None
+        raise
 
 
 def read_documents(file: Path, column: str) -> Iterator[tuple[str, bool]]:

@@ -25,6 +25,7 @@ from softattn_lm.errors import writing
 from softattn_lm.tokenizer import Tokenizer, from_state
 
 FORMAT = 1
+LOOKED_AT = 1 << 27  # tokens, 256 MiB
 STALE = 24 * 3600  # seconds after which an unfinished folder belongs to nobody
 
 
@@ -84,14 +85,14 @@ def open_folder(folder: Path) -> Prepared | None:
         dtype = meta["dtype"]
         splits = {name: Split(name, folder / f"{name}.bin", dtype, **sizes) for name, sizes in meta["splits"].items()}
         width = np.dtype(dtype).itemsize
+        tokenizer = from_state(meta["tokenizer"])
         whole = all(
-            split.path.stat().st_size == split.n_tokens * width
-            and split.path.with_name(f"{split.name}.documents.npy").is_file()
+            split.path.stat().st_size == split.n_tokens * width and _is_whole(split, tokenizer.vocab_size)
             for split in splits.values()
         )
         if whole:
-            return Prepared(folder, from_state(meta["tokenizer"]), meta["fingerprint"], meta["source"], splits, True)
-    except (OSError, ValueError, KeyError, TypeError):
+            return Prepared(folder, tokenizer, meta["fingerprint"], meta["source"], splits, True)
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
         pass  # unreadable or incomplete is damaged as well
     away = folder.with_name(f".damaged-{folder.name}-{secrets.token_hex(4)}")
     try:
@@ -100,6 +101,17 @@ def open_folder(folder: Path) -> Prepared | None:
         return None  # another process moved it first
     warnings.warn(f"{folder} is damaged and was moved to {away.name}; the text is prepared again", stacklevel=2)
     return None
+
+
+def _is_whole(split: Split, vocab_size: int) -> bool:
+    """Whether documents begin in order and inside of the text, and every id is one of the vocabulary's. The ids of a
+    large file are not looked at: that would read it once more at every start."""
+    documents = split.documents
+    if documents.dtype != np.int64 or documents.ndim != 1:
+        return False
+    if documents.size and (documents[0] < 0 or documents[-1] > split.n_tokens or np.any(np.diff(documents) < 0)):
+        return False
+    return not 0 < split.n_tokens <= LOOKED_AT or int(split.tokens.max()) < vocab_size
 
 
 @contextmanager
@@ -141,4 +153,5 @@ def flush(path: Path) -> None:
 
 
 def write_meta(folder: Path, meta: dict[str, Any]) -> None:
-    (folder / "meta.json").write_text(json.dumps(meta, ensure_ascii=False), encoding="utf-8")
+    # A name of a file need not be valid Unicode; escaped, it comes back as it was.
+    (folder / "meta.json").write_text(json.dumps(meta), encoding="utf-8")

@@ -56,16 +56,25 @@ def require_trainable(checkpoint: dict[str, Any], path: Path) -> None:
         "lr_schedulers": checkpoint.get("lr_schedulers") == [],
         "pytorch-lightning_version": re.fullmatch(r"\d+\.\d+[\w.+]*", str(checkpoint.get("pytorch-lightning_version"))),
         "optimizer_states": _are_states(checkpoint.get("optimizer_states")),
+        "parent": re.fullmatch(r".*@[0-9]+", str(own.get("parent", "run@0")), re.DOTALL),
         "loops": _are_loops(checkpoint.get("loops")),
     }
     for name, holds in sound.items():
         if not holds:
-            raise UserError(f"{path} is damaged: its {name} are not what a run saves, so no training goes on from it")
+            raise UserError(f"{path} is damaged: its {name} cannot be what a run saved, so no training goes on from it")
+    # A fork may begin with another optimizer, and a step left out leaves no state behind.
+    if step - _began(own.get("parent")) > own.get("skipped", 0) and not checkpoint["optimizer_states"][0]["state"]:
+        raise UserError(f"{path} is damaged: its optimizer has no state, so no training goes on from it")
     loop = checkpoint["loops"]["fit_loop"]
     stepped = loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]["total"].get("completed")
-    for said in (checkpoint.get("global_step"), loop["epoch_loop.state_dict"].get("_batches_that_stepped"), stepped):
-        if said != step:
-            raise UserError(f"{path} is damaged: it says that {step} steps were done, and in another place {said!r:.40}")
+    for other in (checkpoint.get("global_step"), loop["epoch_loop.state_dict"].get("_batches_that_stepped"), stepped):
+        if other != step:
+            raise UserError(f"{path} is damaged: it says that {step} steps were done, and elsewhere {other!r:.40}")
+
+
+def _began(parent: str | None) -> int:
+    """The step at which a run's own training begins, from the run@step it was forked from."""
+    return int(parent.rpartition("@")[2]) if parent is not None else 0
 
 
 def _is_number(value: Any) -> bool:
@@ -129,8 +138,8 @@ def require_weights(checkpoint: dict[str, Any], vocab_size: int, path: Path) -> 
 
 
 def require_optimizer(checkpoint: dict[str, Any], model: nn.Module, optimizer: Optimizer, where: str) -> None:
-    """Raises UserError unless the state of the optimizer is one of these parameters, after at least a step. `optimizer`
-    is a fresh one; `where` names the checkpoint.
+    """Raises UserError unless the state of the optimizer is one of these parameters. `optimizer`: a fresh one. `where` names
+    the checkpoint.
     """
     saved = checkpoint["optimizer_states"][0]
     fresh = in_model_order(optimizer.state_dict(), optimizer, model)
@@ -141,9 +150,6 @@ def require_optimizer(checkpoint: dict[str, Any], model: nn.Module, optimizer: O
             if not _is_number(group.get(name)):
                 raise UserError(f"{where} is damaged: {name} of its optimizer is no number")
     shapes = [tuple(parameter.shape) for parameter in model.parameters()]
-    own = checkpoint["softattn"]
-    if own["step"] > own.get("skipped", 0) and not saved["state"]:  # a step left out leaves none behind
-        raise UserError(f"{where} is damaged: its optimizer has no state")
     for number, state in saved["state"].items():
         for name, value in state.items():
             whole = type(number) is int and 0 <= number < len(shapes) and type(value) is Tensor
@@ -156,9 +162,8 @@ def missing_rows(folder: Path, step: int, parent: str | None) -> str | None:
 
     parent: the run@step of a fork, whose record begins there.
     """
-    began = int(parent.rpartition("@")[2]) if parent is not None else 0
     there = {row["step"] for row in read_metrics(folder) if row["kind"] == "train"}
-    missing = [each for each in range(began + 1, step + 1) if each not in there]
+    missing = [each for each in range(_began(parent) + 1, step + 1) if each not in there]
     if not missing:
         return None
     return (

@@ -262,7 +262,7 @@ def _train(
     if start.parent is not None:
         assert start.fork is not None
         first = planted(start.parent, start.fork, contents, model, fresh, training.accumulate)
-        require_weights(start.parent, prepared.tokenizer.vocab_size, Path(start.fork))
+        require_weights(start.parent, prepared.tokenizer.vocab_size, Path(f"fork={start.fork}"))
         require_optimizer(first, model, fresh, f"the checkpoint of fork={start.fork}")
     elif start.saved is not None:
         require_optimizer(start.saved, model, fresh, str(last))
@@ -377,12 +377,13 @@ def _train(
 
 
 def _summarised(folder: Path, steps: int) -> bool:
+    """A damaged summary is none, and is written anew."""
     file = folder / "summary.json"
-    return (
-        file.is_file()
-        and json.loads(file.read_text(encoding="utf-8"))["step"] == steps
-        and read_status(folder).get("state") == "finished"
-    )
+    try:
+        summary = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(summary, dict) and summary.get("step") == steps and read_status(folder).get("state") == "finished"
 
 
 def _finish(cfg: dict[str, Any], folder: Path, prepared: Prepared, start: Start) -> None:

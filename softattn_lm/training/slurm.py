@@ -30,7 +30,9 @@ def job_id() -> str | None:
 
 
 def restarts() -> int:
-    return int(os.environ.get("SLURM_RESTART_COUNT") or 0)
+    """How often this job was requeued; 0 where SLURM does not say it as a number."""
+    said = os.environ.get("SLURM_RESTART_COUNT", "")
+    return int(said) if said.isascii() and said.isdigit() else 0
 
 
 def remember(folder: Path, command: list[str]) -> None:
@@ -84,9 +86,14 @@ def _interrupted_since(folder: Path) -> bool:
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
+    """None where there is no such file, or one that is none of ours: the folder may come from anywhere."""
     file = folder / FILE
-    found: dict[str, Any] | None = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-    return found
+    try:
+        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    sound = isinstance(found, dict) and found.keys() >= {"job", "command"} and type(found.get("restarts")) is int
+    return found if sound and (folder / "versions.json").is_file() else None
 
 
 def requeue() -> str:

@@ -150,7 +150,7 @@ def _begin(settings: LoggerSettings, folder: Path, config: dict[str, Any]) -> An
     """A wandb run, online if possible, else on disk, None if not even that. One tracker run for one run folder, also
     when it is continued."""
     place = folder / "wandb"
-    known = _known(place)
+    known = known_id(place)
     given: dict[str, Any] = {
         "name": folder.name, "dir": folder, "project": settings.project, "entity": settings.entity,
         "group": settings.group, "tags": settings.tags, "resume": "allow", "config": config,
@@ -162,7 +162,7 @@ def _begin(settings: LoggerSettings, folder: Path, config: dict[str, Any]) -> An
             run, fault = _init(place, given | {"id": known, "mode": "online"})
     if run is None:
         if known is not None and not _was_online(folder):
-            _remove_torn(place)
+            remove_torn(place)
         run, why = _init(place, given | {"id": known, "mode": "offline"})
         if run is None:
             # A variable with something in it that wandb does not take keeps it from writing to disk, too.
@@ -198,7 +198,7 @@ def _init(place: Path, given: dict[str, Any]) -> tuple[Any, str | None]:
         return None, _reason(error)
 
 
-def _known(place: Path) -> str | None:
+def known_id(place: Path) -> str | None:
     """The id that the run had; None if it has had none, or the file holds something else."""
     try:
         known = (place / "id").read_text(encoding="utf-8").strip()
@@ -207,7 +207,7 @@ def _known(place: Path) -> str | None:
     return known if re.fullmatch(r"[\w-]{1,64}", known, re.ASCII) else None
 
 
-def _remove_torn(place: Path) -> None:
+def remove_torn(place: Path) -> None:
     """All rows are written anew: what a killed process left lacks its last rows and its end. A link to a folder
     somewhere else is no such thing."""
     for torn in place.glob("offline-run-*"):

@@ -114,6 +114,44 @@ def edits() -> dict[str, Callable[[Saved], object]]:
     }
 
 
+def training_edits() -> dict[str, Callable[[Saved], object]]:
+    """Name -> a change of what only training reads: such a file is sampled from, and not continued or forked."""
+
+    def own(**values: Any) -> Callable[[Saved], object]:
+        return lambda saved: saved["softattn"].update(values)
+
+    def state(change: Callable[[dict[str, Any]], object]) -> Callable[[Saved], object]:
+        """Of the first parameter that has one."""
+        return lambda saved: change(next(iter(saved["optimizer_states"][0]["state"].values())))
+
+    def each(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Saved], object]:
+        return state(lambda entries: entries.update({key: change(value) for key, value in entries.items()}))
+
+    return {
+        "no seconds": lambda saved: saved["softattn"].pop("seconds"),
+        "seconds that are a text": own(seconds="1"),
+        "no best": lambda saved: saved["softattn"].pop("best"),
+        "a best that is a list": own(best=[1]),
+        "a best loss that is a text": own(best={"loss": "low", "step": 2}),
+        "a parent without a step": own(parent="a"),
+        "no loops": lambda saved: saved.pop("loops"),
+        "empty loops": lambda saved: saved.update(loops={}),
+        "a loop without its counters": lambda saved: saved["loops"]["fit_loop"].update(epoch_progress={}),
+        "another version of lightning": lambda saved: saved.update({"pytorch-lightning_version": "none"}),
+        "a step that is a lie": own(step=1),
+        "no optimizer": lambda saved: saved.pop("optimizer_states"),
+        "no optimizer in the list": lambda saved: saved.update(optimizer_states=[]),
+        "an optimizer that is empty": lambda saved: saved.update(optimizer_states=[{}]),
+        "an optimizer without its state": lambda saved: saved["optimizer_states"][0].update(state={}),
+        "momentum of another shape": each(lambda value: torch.zeros(7)),
+        "momentum that is nowhere": each(lambda value: value.to("meta")),
+        "momentum that is a text": state(lambda entries: entries.update(momentum="x", exp_avg="x")),
+        "a rate that is a text": lambda saved: saved["optimizer_states"][0]["param_groups"][0].update(lr="fast"),
+        "groups of other parameters": lambda saved: saved["optimizer_states"][0]["param_groups"].pop(),
+        "a weight too many": lambda saved: saved["state_dict"].update({"model.extra": torch.zeros(3)}),
+    }
+
+
 def files(good: bytes, canary: Path) -> dict[str, bytes]:
     """Name -> the bytes of a file that is no checkpoint, or not a whole one."""
     saved = torch.load(io.BytesIO(good), weights_only=True)

@@ -48,8 +48,7 @@ class SDPA(AttentionKernel):
         if isinstance(scale, Tensor):
             q, scale = q * scale, 1.0
         causal = visible.is_plain_causal and bias is None
-        dropout = self.dropout if self.training else 0.0
-        if causal and dropout == 0 and serves(q, k, v):
+        if causal and not (self.training and self.dropout) and serves(q, k, v):
             return causal_products(q, k, v, scale)
         mask = None if causal or visible.reads_all else visible.dense()  # (T, S)
         if bias is not None:
@@ -62,6 +61,6 @@ class SDPA(AttentionKernel):
             attn_mask=mask,
             is_causal=causal,
             scale=scale,
-            dropout_p=dropout,
+            dropout_p=self.dropout if self.training else 0.0,
             enable_gqa=q.shape[1] != k.shape[1],
         )
