@@ -94,7 +94,7 @@ WRONG = {
     ("lerning_rate=3",): "unknown setting lerning_rate; did you mean lr?",
     ("attentoin=sdpa",): "unknown setting attentoin; did you mean attention?",
     ("attention=spda",): "did you mean sdpa?",
-    ("experiment=nano",): "experiment=nano: no such choice; experiment is one of nanogpt_cpu",
+    ("experiment=nano",): "experiment=nano: no such choice; experiment is one of gpt2_124m, nanogpt_cpu",
     ("model/size=huge",): "model/size is one of",
     ("model.d_model=abc",): "model.d_model=abc: model.d_model must be a whole number",
     ("model.norm=batch",): "model.norm must be one of layer, rms",

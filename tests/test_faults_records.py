@@ -158,7 +158,7 @@ def test_a_validation_set_that_has_changed_stops_a_run_from_being_continued(tmp_
     other.write_text("abc def " * 100)
     run = tiny_train(tmp_path, *SETTINGS, "name=a", f"+data.validation_sets.other={other}")
     other.write_text("fed cba " * 100)
-    with pytest.raises(UserError, match="the validation set other of run .* has changed"):
+    with pytest.raises(UserError, match=r"the validation set other of run .* has changed"):
         train(read_config(run) | {"steps": 9}, run, resume=True, console=Console(quiet=True))
     other.write_text("abc def " * 100)
     train(read_config(run) | {"steps": 9}, run, resume=True, console=Console(quiet=True))

@@ -1,5 +1,5 @@
-"""Training as plainly as torch can say it, of our model or of transformers' GPT-2 in the same shape: batches made before,
-fused AdamW, gradients clipped, nothing logged or saved. Imports torch only.
+"""Training as plainly as torch can say it, of our model or of transformers' GPT-2 in the same shape: batches made
+before, fused AdamW, gradients clipped, nothing logged or saved. Imports torch only.
 """
 
 from __future__ import annotations

@@ -17,9 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from softattn_lm.commands.comparison import Report, Row, interleaved
 from softattn_lm.config.settings import BenchmarkSettings
 from softattn_lm.config.tree import PACKAGE
@@ -87,7 +84,7 @@ def prepare_ours(kind: str, text: Path) -> int:
     from softattn_lm.tokenizer.byte import ByteTokenizer
     from softattn_lm.tokenizer.char import CharTokenizer
 
-    tokenizer = {"char": CharTokenizer, "byte": ByteTokenizer, "bpe": lambda: BPETokenizer(VOCABULARY)}[kind]()
+    tokenizer = BPETokenizer(VOCABULARY) if kind == "bpe" else CharTokenizer() if kind == "char" else ByteTokenizer()
     with tempfile.TemporaryDirectory(dir=text.parent) as cache:
         data = TextFiles(str(text), val_fraction=0.0, test_fraction=0.0)
         return prepare(data, tokenizer, Path(cache), progress=False).splits["train"].n_tokens

@@ -1,9 +1,9 @@
 """`benchmark gpu`: GPT-2 124M on one CUDA device, in under 8 minutes, with torch and lightning alone.
 
     train    tokens/s at context 1024 in bfloat16, compiled, beside transformers compiled, if it is installed
-    MFU      model FLOPs utilisation: tokens/s · operations per token (see training/describe.py, causal attention counted
-             once) / PEAK, the dense bfloat16 rate that its maker states; of a device not listed, the measured rate of
-             products
+    MFU      model FLOPs utilisation: tokens/s · operations per token / peak; see training/describe.py, which counts the
+             keys that causal attention reads, and training/throughput.py for the dense bfloat16 rate that the maker
+             states; of a device not listed there, the measured rate of products
     decode   tokens/s at batch 1 in bfloat16 by a CUDA graph, beside the time of reading all weights and half a cache
     checks   flex and blockwise against formula, forwards and backwards
 
@@ -214,7 +214,8 @@ def checks(device: torch.device) -> dict[str, float]:
     def apply(kernel: AttentionKernel, dtype: torch.dtype, backward: bool) -> list[Tensor]:
         given = [x.to(dtype).requires_grad_(backward) for x in (q, k, v)]
         y = kernel.to(device)(*given, scale=width**-0.5, visible=visible)
-        return [y.detach().float()] + [g.float() for g in (torch.autograd.grad(y, given, dy.to(dtype)) if backward else ())]
+        gradients = torch.autograd.grad(y, given, dy.to(dtype)) if backward else ()
+        return [x.detach().float() for x in (y, *gradients)]
 
     exact = apply(Formula(heads), torch.float32, True)
     found = {}

@@ -67,7 +67,7 @@ def until_first_step(scratch: Path) -> float:
     with subprocess.Popen([*TRAIN, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             while not (record.is_file() and record.stat().st_size):
-                assert process.poll() is None, f"{' '.join(words)} ended with {process.returncode} before its first step"
+                assert process.poll() is None, f"{' '.join(words)} ended with {process.returncode} before a step"
                 assert time.perf_counter() - began < LIMIT
                 time.sleep(EVERY)
             return time.perf_counter() - began

@@ -138,8 +138,8 @@ def require_weights(checkpoint: dict[str, Any], vocab_size: int, path: Path) -> 
 
 
 def require_optimizer(checkpoint: dict[str, Any], model: nn.Module, optimizer: Optimizer, where: str) -> None:
-    """Raises UserError unless the state of the optimizer is one of these parameters. `optimizer`: a fresh one. `where` names
-    the checkpoint.
+    """Raises UserError unless the state of the optimizer is one of these parameters. `optimizer`: a fresh one.
+    `where` names the checkpoint.
     """
     saved = checkpoint["optimizer_states"][0]
     fresh = in_model_order(optimizer.state_dict(), optimizer, model)

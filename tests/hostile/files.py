@@ -173,7 +173,7 @@ def files(good: bytes, canary: Path) -> dict[str, bytes]:
         "half": good[: len(good) // 2],
         "without its end": good[:-30],
         "nothing": b"",
-        "one bit": flipped(good, len(good) // 2),
+        "one bit": flipped(good, good.index(saved["state_dict"]["model.embed.weight"].numpy().tobytes())),
         "words": b"this is no checkpoint",
     }
 

@@ -1,0 +1,145 @@
+"""Benchmarks of training: both sides are the same model and do the same work, and figures are arithmetic on seconds."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from softattn_lm.commands import bare_training, benchmark, benchmark_data, benchmark_startup, benchmark_time_to_loss
+from softattn_lm.commands import benchmark_train as timed
+from softattn_lm.commands.bare_training import Shape
+from softattn_lm.commands.benchmark_gpu import line
+from softattn_lm.commands.comparison import Row
+from softattn_lm.errors import UserError
+from softattn_lm.training.throughput import peak_of, utilisation
+
+TINY = Shape(2, 32, 16, 4, 65)
+SCRIPT = Path(__file__).parents[1] / "scripts" / "benchmark.py"
+
+
+def head_of_32(shape: Shape) -> int:
+    return 1
+
+
+@pytest.fixture(autouse=True)
+def one_head(monkeypatch):
+    monkeypatch.setattr(Shape, "heads", property(head_of_32))
+
+
+def test_both_sides_train_a_model_of_the_same_size():
+    pytest.importorskip("transformers")
+    sizes = [
+        sum(p.numel() for p in side(TINY).parameters())
+        for side in (bare_training.gpt2_style, bare_training.transformers_gpt2)
+    ]
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_a_bare_loop_learns_its_tokens(bfloat16):
+    loop = bare_training.ours(TINY, bfloat16)
+    first = [float(loop.step()) for _ in range(bare_training.BATCHES)]
+    for _ in range(8 * bare_training.BATCHES):
+        loop.step()
+    last = [float(loop.step()) for _ in range(bare_training.BATCHES)]
+    assert sum(last) < sum(first) - 0.1 * len(first)
+
+
+def test_tokens_per_second_of_train_leave_the_first_steps_out(monkeypatch, tmp_path):
+    monkeypatch.setattr(timed, "train", lambda cfg, run, console: None)
+    seconds = [100.0, 101.0, 102.0, 102.5, 103.0]  # three steps that warm up, two that are timed
+    rows = [{"kind": "train", "step": step, "seconds": s} for step, s in enumerate(seconds, start=1)]
+    monkeypatch.setattr(timed, "read_metrics", lambda run: rows)
+    assert timed.rate_of_train(TINY, 2, tmp_path, "float32") == 2 * 4 * 16 / 1.0
+
+
+@pytest.mark.slow
+def test_a_case_is_run_from_end_to_end(tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "text.txt").write_text(timed.symbols(4000), encoding="ascii")
+    rows = timed.compare(timed.Case(TINY, 4, 0.001, 1e-6, 1000.0), tmp_path, 2, half=True)
+    assert [row.what for row in rows if "of the rate" in row.what] and len(rows) == 6
+    assert all(len(row.ours) == 2 and min(row.ours) > 0 for row in rows)
+    assert [row.reached for row in rows[:3]] == [True, True, True]
+
+
+def test_a_loss_that_was_not_reached_has_no_ratio_to_boast_of():
+    def runs(loss: float, seconds: float) -> list[dict[str, float]]:
+        return [{"loss": loss, "seconds": seconds}, {"loss": loss + 0.01, "seconds": seconds}]
+
+    found = {"published": runs(1.9, 60.0), "fast, 250 steps": runs(1.86, 6.0)}
+    row = benchmark_time_to_loss.comparison("published", found)
+    assert (row.ratio, row.target, row.reached) == (10.0, 6.0, True)
+    found["fast, 250 steps"] = runs(1.91, 6.0)
+    row = benchmark_time_to_loss.comparison("published", found)
+    assert row.reached is None and "NOT REACHED" in row.what
+
+
+def test_tokenizers_alone_cut_the_text_as_ours_do(monkeypatch, tmp_path):
+    text = tmp_path / "text.txt"
+    monkeypatch.setattr(benchmark_data, "VOCABULARY", 512)
+    benchmark_data.write_text(text, 40_000)
+    assert text.stat().st_size in range(39_990, 40_001)
+    tokens = {
+        kind: [benchmark_data.work(who, kind, text) for who in ("ours", "tokenizers")] for kind in benchmark_data.KINDS
+    }
+    assert tokens["byte"] == [text.stat().st_size] * 2
+    assert tokens["char"][0] == tokens["char"][1] == len(text.read_text(encoding="utf-8"))
+    ours, alone = tokens["bpe"]
+    assert abs(ours - alone) < 0.02 * alone  # cut into pieces at other places, so with other words at their ends
+
+
+def test_an_answer_with_another_status_is_no_time():
+    benchmark_startup.answer([sys.executable, "-c", "raise SystemExit(2)"], 2)
+    with pytest.raises(AssertionError, match="because"):
+        benchmark_startup.answer([sys.executable, "-c", "raise SystemExit('because')"], 0)
+
+
+def test_seeds_that_are_none_are_refused():
+    with pytest.raises(UserError, match=r"seeds=\[\] must be"):
+        benchmark.run({"seeds": []}, ["time_to_loss"])
+
+
+def test_a_peak_is_that_of_the_device_and_utilisation_its_share():
+    assert peak_of("NVIDIA H200") == 989.4e12
+    assert peak_of("NVIDIA H100 PCIe") == 756e12 < peak_of("NVIDIA H100 80GB HBM3")
+    assert peak_of("NVIDIA A100-SXM4-80GB") == 312e12 and peak_of("NVIDIA A10G") == 125e12
+    assert peak_of("Something else") is None
+    assert utilisation(1e6, 8e8, 1e15) == 0.8
+    assert utilisation(1e6, 8e8, 1e15, devices=2) == 0.4
+
+
+def test_a_line_says_what_was_aimed_at():
+    row = Row("decode", "tokens/s", [1.0, 3.0], {"limit": [4.0, 4.0]}, "limit", 0.75)
+    assert line(row) == "decode: 2 tokens/s; limit 4; ratio 0.500 (0.250 to 0.750), aimed at 0.75: NO"
+
+
+BLOCKED = """
+import runpy, sys
+from importlib.machinery import PathFinder
+
+ABSENT = {{"hydra", "omegaconf", "datasets", "wandb", "rich", "platformdirs", "tokenizers", "transformers", "pyarrow",
+          "matplotlib", "scipy", "statsmodels", "huggingface_hub", "pandas"}}
+
+class Here(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in ABSENT else PathFinder.find_spec(name, path, target)
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = Here
+sys.argv = ["benchmark.py", "gpu"]
+runpy.run_path({script!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_a_gpu_needs_torch_and_lightning_only(tmp_path):
+    code = BLOCKED.format(script=str(SCRIPT))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "blockwise is" in done.stdout and "WRONG" not in done.stdout
+    assert "decode, batch 1: " in done.stdout and (tmp_path / "runs/benchmark/gpu.json").is_file()
+    if not torch.cuda.is_available():
+        assert "figures mean nothing" in done.stdout

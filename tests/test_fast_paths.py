@@ -1,0 +1,117 @@
+"""Faster ways to compute the same: in bfloat16 by products, ReLU² in one go, a decode step of fixed shapes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from softattn_lm.attention import products
+from softattn_lm.attention.kernels import sdpa
+from softattn_lm.attention.kernels.sdpa import SDPA
+from softattn_lm.attention.projections import Separate
+from softattn_lm.attention.scale import InverseSqrt
+from softattn_lm.attention.visibility import Causal, Visibility
+from softattn_lm.errors import UserError
+from softattn_lm.model.activations import squared_relu
+from softattn_lm.model.decoder import DecoderLM
+from softattn_lm.model.generate import generate
+from softattn_lm.model.graphed import GraphedDecode
+from softattn_lm.position.learned import Learned
+from softattn_lm.position.rotary import Rotary
+
+
+def tensors(length: int, heads: int = 3, width: int = 16) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(length)
+    return [torch.randn(2, heads, length, width, generator=generator, dtype=torch.float64) for _ in range(4)]
+
+
+def through(compute, given, dy, dtype) -> list[torch.Tensor]:
+    leaves = [x.to(dtype).requires_grad_() for x in given]
+    y = compute(*leaves)
+    return [x.double() for x in (y, *torch.autograd.grad(y, leaves, dy.to(dtype)))]
+
+
+def fused(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@pytest.mark.parametrize("length", [1, 7, 64, 130, 300])  # of several blocks, and a last one that is short
+def test_products_err_as_much_as_the_fused_kernel_in_bfloat16(length):
+    *given, dy = tensors(length)
+    exact = through(fused, given, dy, torch.float64)
+    theirs = through(fused, given, dy, torch.bfloat16)
+    ours = through(lambda q, k, v: products.causal_products(q, k, v, 0.25), given, dy, torch.bfloat16)
+    for a, b, c in zip(ours, theirs, exact, strict=True):
+        assert (a - c).abs().max() < max(1e-2, 2 * (b - c).abs().max())
+        assert (a - c).square().mean().sqrt() < 1e-4 + 1.2 * (b - c).square().mean().sqrt()
+
+
+def test_scores_are_not_rounded_under_autocast():
+    """A score of 100.3 in bfloat16 is 100.5: its softmax would be a fifth off."""
+    *given, dy = (10 * x for x in tensors(24))
+    plain = through(lambda q, k, v: products.causal_products(q, k, v, 0.25), given, dy, torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast = through(lambda q, k, v: products.causal_products(q, k, v, 0.25), given, dy, torch.bfloat16)
+    assert all(torch.equal(a, b) for a, b in zip(plain, cast, strict=True))
+
+
+def test_sdpa_takes_products_when_it_trains_in_bfloat16_on_a_cpu_and_only_then(monkeypatch):
+    taken = []
+    monkeypatch.setattr(
+        sdpa, "causal_products", lambda *given: taken.append(given[0].dtype) or products.causal_products(*given)
+    )
+    q, k, v, _ = (x.float() for x in tensors(8))
+    half, kernel, visible = q.bfloat16().requires_grad_(), SDPA(), Visibility(8)
+    kernel(half, k.bfloat16(), v.bfloat16(), scale=0.25, visible=visible)
+    assert len(taken) == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        assert kernel(q.requires_grad_(), k, v, scale=0.25, visible=visible).dtype == torch.bfloat16
+    assert len(taken) == 2
+    kernel(q, k, v, scale=0.25, visible=visible)  # float32
+    SDPA(dropout=0.5).train()(half, k.bfloat16(), v.bfloat16(), scale=0.25, visible=visible)
+    kernel(half, k.bfloat16(), v.bfloat16(), scale=0.25, visible=Visibility(8, window=2))
+    with torch.no_grad():
+        kernel(half, k.bfloat16(), v.bfloat16(), scale=0.25, visible=visible)
+    assert len(taken) == 2
+
+
+def test_squared_relu_is_bit_for_bit_what_torch_puts_together():
+    x = torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
+    x[0] = 0.0
+    dy = torch.randn(50, 40, generator=torch.Generator().manual_seed(1))
+    found = []
+    for compute in (squared_relu, lambda x: F.relu(x).square()):
+        leaf = x.clone().requires_grad_()
+        y = compute(leaf)
+        found.append((y, *torch.autograd.grad(y, leaf, dy)))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def model(**more) -> DecoderLM:
+    settings = {"position": Rotary, "n_kv_head": 2, "qk_norm": "rms_gain", "value_embeddings": True, "embed_norm": True}
+    made = DecoderLM(
+        vocab_size=31, context=24, n_layer=2, n_head=4, d_model=32, attention=SDPA, scale=InverseSqrt, mask=Causal(),
+        projections=Separate, **settings | more,
+    )  # fmt: skip
+    return made.eval()
+
+
+@pytest.mark.parametrize("more", [{}, {"position": Learned, "norm": "layer", "bias": True, "n_kv_head": 4}])
+def test_a_step_of_fixed_shapes_writes_what_generate_writes(more):
+    writer = GraphedDecode(made := model(**more), batch=2)
+    prompt = [5, 9, 2]
+    ours = writer.write(torch.tensor([prompt, prompt]), 20)
+    again = writer.write(torch.tensor([prompt, prompt]), 20)  # buffers still hold the first text
+    theirs = [ids[0] for ids in generate(made, prompt, max_new_tokens=20, temperature=0)]
+    assert ours[0].tolist() == ours[1].tolist() == theirs and torch.equal(ours, again)
+    assert len(set(theirs)) > 2
+
+
+@pytest.mark.parametrize("more", [{"smear": True}, {"mask": Causal(window=4)}])
+def test_a_step_of_fixed_shapes_refuses_what_it_does_not_know(more):
+    settings = {"mask": Causal()} | more
+    made = DecoderLM(
+        vocab_size=31, context=24, n_layer=1, n_head=2, d_model=16, attention=SDPA, scale=InverseSqrt,
+        projections=Separate, position=Rotary, **settings,
+    )  # fmt: skip
+    with pytest.raises(UserError, match="attention=sdpa"):
+        GraphedDecode(made)
