@@ -48,6 +48,7 @@ def test_a_bare_loop_learns_its_tokens(bfloat16):
 
 
 def test_tokens_per_second_of_train_leave_the_first_steps_out(monkeypatch, tmp_path):
+    (tmp_path / "text.txt").write_text("a text", encoding="ascii")
     monkeypatch.setattr(timed, "train", lambda cfg, run, console: None)
     seconds = [100.0, 101.0, 102.0, 102.5, 103.0]  # three steps that warm up, two that are timed
     rows = [{"kind": "train", "step": step, "seconds": s} for step, s in enumerate(seconds, start=1)]
