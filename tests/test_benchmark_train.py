@@ -1,11 +1,13 @@
 """Benchmarks of training: both sides are the same model and do the same work, and figures are arithmetic on seconds."""
 
+import io
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from softattn_lm.commands import bare_training, benchmark, benchmark_data, benchmark_startup, benchmark_time_to_loss
 from softattn_lm.commands import benchmark_train as timed
@@ -13,7 +15,11 @@ from softattn_lm.commands.bare_training import Shape
 from softattn_lm.commands.benchmark_gpu import line
 from softattn_lm.commands.comparison import Row
 from softattn_lm.errors import UserError
+from softattn_lm.runs import new_run
+from softattn_lm.training.break_even import break_even
+from softattn_lm.training.run import train
 from softattn_lm.training.throughput import peak_of, utilisation
+from tests.tiny_run import losses, tiny_config, tiny_train
 
 TINY = Shape(2, 32, 16, 4, 65)
 SCRIPT = Path(__file__).parents[1] / "scripts" / "benchmark.py"
@@ -144,3 +150,20 @@ def test_the_benchmark_of_a_gpu_needs_torch_and_lightning_only(tmp_path):
     assert "decode, batch 1: " in done.stdout and (tmp_path / "runs/benchmark/gpu.json").is_file()
     if not torch.cuda.is_available():
         assert "figures mean nothing" in done.stdout
+
+
+def test_compiling_pays_after_as_many_steps_as_it_saves_its_seconds_in():
+    assert break_even(10.0, 0.05, 0.04, 3000).endswith("after 1,000 steps, and this run has 3,000")
+    assert "it does not pay; type training.compile=false" in break_even(10.0, 0.04, 0.05, 3000)
+
+
+@pytest.mark.slow
+def test_a_compiled_run_says_when_it_pays_and_learns_what_an_eager_one_learns(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    console, run = Console(record=True, width=200, file=io.StringIO()), tmp_path / "runs" / "compiled"
+    words = ("model.n_layer=1", "model.dropout=0.0", "data.val_fraction=0", "training.sample_every=null")
+    cfg = tiny_config(tmp_path, *words, "training.compile=true", "name=compiled")
+    train(cfg, new_run(cfg["runs"], cfg["name"], cfg), console=console)
+    assert "compiling took " in console.export_text()
+    eager = losses(tiny_train(tmp_path, *words))
+    assert losses(run) == pytest.approx(eager, abs=1e-4)

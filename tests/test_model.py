@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from softattn_lm.attention.projections import LowRank
 from softattn_lm.errors import UserError
 from softattn_lm.model.parameters import stream
 from softattn_lm.position.learned import Learned
@@ -133,6 +134,17 @@ def test_arms_that_differ_share_the_values_of_their_common_parameters():
         for name in ("embed.weight", "blocks.0.mlp.up.weight", "blocks.1.attention.projections.qkv.weight"):
             block = tuple(slice(n) for n in plain[name].shape)
             assert theirs[name][block].equal(plain[name])
+
+
+@pytest.mark.parametrize("more", [{}, {"mlp": "swiglu", "output_gate": "head"}, {"projections": LowRank}])
+def test_the_seed_decides_every_initial_value_biases_too(more):
+    """Biases came from torch's own generator: the first run of a process started elsewhere than the same run again."""
+    torch.manual_seed(1)
+    first = tiny_model(bias=True, **more)
+    torch.manual_seed(2)
+    again = tiny_model(bias=True, **more)
+    names = [name for name, p in first.named_parameters() if not torch.equal(p, again.get_parameter(name))]
+    assert names == []
 
 
 def test_fewer_groups_start_with_the_same_queries_keys_and_values():

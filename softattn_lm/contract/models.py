@@ -86,10 +86,11 @@ def cached_equals_full(subject: Subject) -> Iterator[Measure]:
         for p, position in positions(subject).items()
         for m, mask in masks(subject).items()
     }
+    turned = "its position" if "position" in subject.settings else "rotary"
     if "scale" not in subject.settings:
-        shapes |= {f"rotary, scale {s}": {"position": Rotary, "scale": scale} for s, scale in SCALES.items()}
+        shapes |= {f"{turned}, scale {s}": {"position": Rotary, "scale": scale} for s, scale in SCALES.items()}
     shapes = {where: settings | {"smear": True} for where, settings in shapes.items()}
-    shapes["rotary, every part"] = {"position": Rotary, **_extras(subject)}
+    shapes[f"{turned}, every part"] = {"position": Rotary, **_extras(subject)}
     for where, settings in shapes.items():
         model = subject.model(n_kv_head=2, **settings)
         with torch.no_grad():

@@ -68,7 +68,7 @@ class Initialiser:
     activations at unit variance. init_q and init_k choose for W_q and W_k apart.
 
     The matrices that write to the residual stream are smaller by √(2·n_layer). zero_out: they, and an untied head, are
-    0. Gains, biases and the look-back keep what their constructors gave them.
+    0. Biases start at 0; gains, the look-back and what a kernel has of its own keep what their constructors gave them.
     """
 
     seed: int
@@ -81,6 +81,10 @@ class Initialiser:
     @torch.no_grad()
     def fill(self, model: nn.Module, roles: list[ParameterRole], tied: bool) -> None:
         fused = {f"{name}.weight": m.parts for name, m in model.named_modules() if isinstance(m, FusedLinear)}
+        for name, module in model.named_modules():
+            # torch draws them from its own generator, whatever the seed. A kernel's start where the kernel put them.
+            if isinstance(module, nn.Linear) and module.bias is not None and ".kernel." not in name:
+                module.bias.zero_()
         for named in roles:
             if named.role == "vector" or named.parameter.is_meta:
                 continue

@@ -39,6 +39,7 @@ from softattn_lm.runs import (
     write_status,
 )
 from softattn_lm.training import slurm
+from softattn_lm.training.break_even import BreakEven
 from softattn_lm.training.budget import max_steps, said_budget
 from softattn_lm.training.checkpoint import load_run, read_checkpoint, write_checkpoint
 from softattn_lm.training.checkpoints import Checkpoints, complete_names
@@ -450,6 +451,7 @@ def _callbacks(
         log_every=training.log_every,
         tokens_per_step=sizes["tokens_per_step"],
     )
+    cache = runs_folder(contents["config"]["runs"]) / "cache"
     every, tokenizer, opening = training.sample_every, prepared.tokenizer, _opening(prepared)
     checkpoints = Checkpoints(
         folder,
@@ -481,6 +483,7 @@ def _callbacks(
         metrics,
         ProgressReport(console, metrics, clock, tokens_per_step=sizes["tokens_per_step"]),
         *([] if probe is None else [Telemetry(metrics, clock, probe, compiled=training.compile)]),
+        *([BreakEven(console, clock, cache, sizes["tokens_per_step"])] if training.compile else []),
         *samples,
         checkpoints,
         interrupt,

@@ -78,7 +78,7 @@ class Tracker(Logger):
         except _faults() as error:
             self.fault = self.fault or _reason(error)
         if self.fault is not None:
-            kept = shlex.quote(str(Path(self.run.dir).parent))
+            kept = _typed(self.run)
             warnings.warn(
                 f"wandb has not all rows of this run ({self.fault}); metrics.jsonl has; send them later with: "
                 f"wandb sync {kept}",
@@ -152,7 +152,7 @@ def _begin(settings: LoggerSettings, folder: Path, config: dict[str, Any]) -> An
     place = folder / "wandb"
     known = known_id(place)
     given: dict[str, Any] = {
-        "name": folder.name, "dir": folder, "project": settings.project, "entity": settings.entity,
+        "name": folder.name, "dir": folder.resolve(), "project": settings.project, "entity": settings.entity,
         "group": settings.group, "tags": settings.tags, "resume": "allow", "config": config,
     } | _in_ablation(config.get("ablation"), settings)  # fmt: skip
     fault = run = None
@@ -175,7 +175,7 @@ def _begin(settings: LoggerSettings, folder: Path, config: dict[str, Any]) -> An
     if fault is not None:
         warnings.warn(
             f"wandb at {base_url()} takes no run ({fault}); this run is written to disk instead, send it later with: "
-            f"wandb sync {shlex.quote(str(Path(run.dir).parent))}",
+            f"wandb sync {_typed(run)}",
             stacklevel=2,
         )
     try:
@@ -196,6 +196,13 @@ def _init(place: Path, given: dict[str, Any]) -> tuple[Any, str | None]:
         return wandb.init(**given, settings=how), None
     except _faults() as error:
         return None, _reason(error)
+
+
+def _typed(run: Any) -> str:
+    """The folder of a wandb run as a person types it from here. wandb's own process may stand somewhere else."""
+    folder = Path(run.dir).parent
+    here = Path.cwd()
+    return shlex.quote(str(folder.relative_to(here) if folder.is_relative_to(here) else folder))
 
 
 def known_id(place: Path) -> str | None:

@@ -1,0 +1,66 @@
+"""What torch.compile costs and saves, said before a run: after how many steps it has paid for itself.
+
+The compiled code is kept below the runs' cache, so that the next run of the same model finds most of it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from rich.console import Console
+
+from softattn_lm.training.lit import LitGPT, batch_loss
+from softattn_lm.training.metrics import Clock
+
+TIMED = 3  # passes; the fastest counts
+CACHE = "TORCHINDUCTOR_CACHE_DIR"  # torch's
+
+
+class BreakEven(Callback):
+    """Times forward and backward passes over random tokens, eager and compiled, which changes no weight."""
+
+    def __init__(self, console: Console, clock: Clock, cache: Path, tokens_per_step: int) -> None:
+        self.console, self.clock, self.tokens_per_step = console, clock, tokens_per_step
+        os.environ.setdefault(CACHE, str((cache / "compiled").resolve()))
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, LitGPT)
+        if trainer.world_size > 1:
+            return  # a backward pass of one's own would begin the exchange of gradients
+        with self.clock.paused():
+            model, accumulate = pl_module.model, pl_module.accumulate
+            shape = (self.tokens_per_step // (model.context * accumulate), model.context + 1)
+            tokens = torch.randint(model.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+            tokens = tokens.to(pl_module.device)
+
+            def one_pass() -> float:
+                began = time.perf_counter()
+                with trainer.precision_plugin.forward_context():
+                    loss = batch_loss(model, [tokens])
+                loss.backward()
+                loss.item()  # waits for the device
+                seconds = time.perf_counter() - began
+                model.zero_grad()
+                return seconds
+
+            with torch.compiler.set_stance("force_eager"):
+                eager = min(one_pass() for _ in range(TIMED + 1))
+            first = one_pass()
+            compiled = min(one_pass() for _ in range(TIMED))
+        said = break_even(first - compiled, accumulate * eager, accumulate * compiled, pl_module.steps)
+        self.console.print(said, soft_wrap=True)
+
+
+def break_even(compiling: float, eager: float, compiled: float, steps: int) -> str:
+    """Seconds of compiling, and of the passes of a step in both ways -> a sentence."""
+    times = f"{1e3 * compiled:.1f} ms, and took {1e3 * eager:.1f}"
+    said = f"compiling took {compiling:.0f} s; the passes of a step take {times}"
+    if compiled >= eager:
+        return f"{said}: it does not pay; type training.compile=false"
+    needed = math.ceil(compiling / (eager - compiled))
+    return f"{said}: it pays for itself after {needed:,} steps, and this run has {steps:,}"
