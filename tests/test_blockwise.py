@@ -222,6 +222,7 @@ def test_autocast_does_not_round_the_sums():
 
 def test_the_backward_pass_drops_what_the_forward_pass_dropped():
     kernel = Blockwise(1, dropout=0.5, query_block=3, key_block=4).double().train()
+
     def dropped(q, k, v):
         torch.manual_seed(5)
         return kernel(q, k, v, scale=0.5, visible=Visibility(10))
