@@ -1,13 +1,9 @@
 """For every test: no machine but this one is reached, neither from here nor from the processes that tests start."""
 
-import contextlib
 import importlib.util
 import os
 import signal
-import sys
 from pathlib import Path
-
-import pytest
 
 GUARD = Path(__file__).parent / "loopback_only"
 NOWHERE = "http://127.0.0.1:9"  # the discard port: what does not run in Python (wandb's core) finds no way out either
@@ -29,19 +25,3 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Read when torch is imported. Tensors here are tiny, and several workers share the cores: threads would only wait.
     os.environ["OMP_NUM_THREADS"] = "1"
-
-
-@pytest.fixture(autouse=True)
-def own_wandb_service(request):
-    """A test that runs wandb in this process begins with a service of its own: one that an earlier test or a forked
-    child has used may be gone."""
-    if "wandb" in sys.modules and "wandb" in request.node.nodeid:
-        import wandb
-
-        os.environ.pop("WANDB_SERVICE", None)
-        with contextlib.suppress(Exception):  # whatever ended the old one, it is not wanted any more
-            wandb.teardown()
-        from wandb.sdk import wandb_setup
-
-        wandb_setup.singleton()._connection = None
-    return

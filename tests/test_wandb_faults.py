@@ -5,9 +5,11 @@ import os
 import re
 import shutil
 import time
+import warnings
 from pathlib import Path
 
 import pytest
+from wandb.sdk import wandb_setup
 
 from softattn_lm.config.settings import LoggerSettings
 from softattn_lm.errors import UserError
@@ -130,6 +132,27 @@ def test_a_run_that_fails_is_marked_failed(tmp_path, monkeypatch):
         tiny_train(tmp_path, "name=a", "logger=wandb")
     monkeypatch.undo()
     assert codes == [1] and wandb.run is None
+
+
+def test_a_run_begins_although_the_service_of_an_earlier_one_in_this_process_has_died(tmp_path):
+    """wandb-core outlives a run of its process; killed between two runs, it ended the second with an exception."""
+    first = make_loggers(LoggerSettings("wandb", project="p"), tmp_path, {})
+    finish_loggers(first)
+    core = wandb_setup.singleton().ensure_service()._proc._process
+    core.kill()
+    core.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        second = make_loggers(LoggerSettings("wandb", project="p"), tmp_path, {})
+        second[0].log_metrics({"train/loss": 1.0}, 1)
+        finish_loggers(second)
+    assert second[0].run is not None and second[0].fault is None
+
+
+def test_processes_that_a_run_starts_have_a_wandb_service_of_their_own(tmp_path):
+    loggers = make_loggers(LoggerSettings("wandb", project="p"), tmp_path, {})
+    assert loggers[0].run is not None and "WANDB_SERVICE" not in os.environ
+    finish_loggers(loggers)
 
 
 KEY = "a" * 40

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from itertools import groupby
 from pathlib import Path
@@ -188,14 +188,32 @@ def _begin(settings: LoggerSettings, folder: Path, config: dict[str, Any]) -> An
 def _init(place: Path, given: dict[str, Any]) -> tuple[Any, str | None]:
     """(the run, None) or (None, why there is none)."""
     import wandb
+    from wandb.sdk.mailbox.mailbox import MailboxClosedError
 
     limits: dict[str, Any] = {"init_timeout": BEGIN, "finish_timeout": END, "finish_timeout_raises": True}
     try:
         place.mkdir(exist_ok=True)
         how = wandb.Settings(console="off", silent=True, x_graphql_timeout_seconds=BEGIN, **limits)
-        return wandb.init(**given, settings=how), None
+        with _own_service():
+            try:
+                return wandb.init(**given, settings=how), None
+            except MailboxClosedError:  # the service that an earlier run of this process had has died
+                with suppress(*_faults()):
+                    wandb.teardown()
+                return wandb.init(**given, settings=how), None
     except _faults() as error:
         return None, _reason(error)
+
+
+@contextmanager
+def _own_service() -> Iterator[None]:
+    """wandb tells the processes that this one starts of its service by a variable, and they would share it: a service
+    that stands in another folder, and that ends with whoever started it."""
+    os.environ.pop("WANDB_SERVICE", None)
+    try:
+        yield
+    finally:
+        os.environ.pop("WANDB_SERVICE", None)
 
 
 def _typed(run: Any) -> str:
@@ -296,8 +314,9 @@ def _faults() -> tuple[type[BaseException], ...]:
     """What wandb raises for a server that refuses, a setting it does not take, and when its own process has died."""
     import wandb
     from wandb.sdk.mailbox import HandleAbandonedError
+    from wandb.sdk.mailbox.mailbox import MailboxClosedError
 
-    return (wandb.Error, HandleAbandonedError, OSError, RuntimeError, ValueError)
+    return (wandb.Error, HandleAbandonedError, MailboxClosedError, OSError, RuntimeError, ValueError)
 
 
 def _reason(error: Any) -> str:
