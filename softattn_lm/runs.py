@@ -470,14 +470,15 @@ def _git_commit() -> str | None:
 
 def write_json(path: Path, value: Any) -> None:
     """A number that is not finite becomes null: JSON knows no other."""
-    replace_text(path, json.dumps(_finite(value), indent=1, allow_nan=False) + "\n")
+    replace_text(path, json.dumps(finite_or_null(value), indent=1, allow_nan=False) + "\n")
 
 
-def _finite(value: Any) -> Any:
+def finite_or_null(value: Any) -> Any:
+    """`value` with null for each number in it that is not finite."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite_or_null(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite_or_null(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -139,6 +139,7 @@ def test_what_is_wrong_is_told_before_anything_is_made(tmp_path: Path, capsys: p
         (["attention=sdpa"], "name a question, or arms"),
         (["scael"], "did you mean scale"),
         ([ARMS, "seeds=1"], "an interval needs 2 seeds"),
+        ([ARMS, "tune=none", "trials=3"], "tune=none tries none"),
         ([ARMS, "baseline=flex"], "baseline=flex is no arm"),
         ([ARMS, "steps=2", "model.n_haed=3"], "did you mean model.n_head"),
     ):

@@ -11,7 +11,9 @@ import pytest
 from softattn_lm.ablation import journal, matching, question
 from softattn_lm.ablation.jobs import Configs, Job
 from softattn_lm.ablation.plan import Plan, Tune, agreed
+from softattn_lm.ablation.planner import Result
 from softattn_lm.ablation.stages import Stages
+from softattn_lm.commands.ablate import _printed
 from softattn_lm.config.tree import choices, config_folder
 from softattn_lm.errors import UserError
 from softattn_lm.runs import write_json, write_status
@@ -118,6 +120,17 @@ def test_only_a_completed_and_scored_schedule_counts(tmp_path: Path) -> None:
     assert stages.outcome(job).end == "finished"
 
 
+def test_printed_commands_come_to_an_end_and_what_they_left_is_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing was said to be finished then, and no report was written."""
+    plan = make()
+    configs = Configs(plan, composed)
+    for job in Stages(plan, tmp_path, configs).needed():
+        forge(tmp_path, job, 2.0 if job.arm == "a" else math.inf)
+    assert _printed(plan, tmp_path, configs, []) == Result(finished=2, diverged=2) and not capsys.readouterr().out
+
+
 def test_what_was_agreed_stays_and_seeds_and_arms_come_on_top() -> None:
     planned = make()
     asked = make({"arms": ARMS | {"c": []}, "seeds": 4, "smallest": 0.5, "baseline": "b"})
@@ -143,6 +156,8 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     [
         ({"tune": {"seeds": 1}}, "a choice made on fewer is a matter of luck"),
         ({"tune": {"grid": [1, 2, 8]}}, "evenly spaced"),
+        ({"tune": {"grid": [1, 2, 4], "trials": 5}}, "tune.grid names the rates itself"),
+        ({"tune": "lr", "seeds": [0, 1001]}, "rates are chosen on .1001., which can then report nothing"),
         ({"arms": {"a": []}}, "compares two arms"),
         ({"arms": {"a b": [], "c": []}}, "contains ' '"),
         ({"seeds": [1, 1]}, "a list of different ones"),

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from softattn_lm.attention.block import Given
 from softattn_lm.attention.cache import KVCache
 from softattn_lm.attention.convolution import ShortConvolution
 from softattn_lm.attention.kernels.hard import Hard
@@ -51,13 +52,7 @@ def alone(**settings):
 def run(attention, numbers, **given):
     x = torch.tensor(numbers, dtype=torch.float64)[None, :, None]
     with torch.no_grad():
-        return attention(x, _given(attention, len(numbers)), **given).y.flatten().tolist()
-
-
-def _given(attention, new):
-    from softattn_lm.attention.block import Given
-
-    return Given(Visibility(new))
+        return attention(x, Given(Visibility(len(numbers))), **given).y.flatten().tolist()
 
 
 # -- by hand ----------------------------------------------------------------------------------------------------------
@@ -97,7 +92,7 @@ def test_the_convolution_goes_on_where_an_earlier_call_ended():
 
 def test_a_head_is_multiplied_by_its_gate_and_an_element_by_its_own():
     settings = {"n_layer": 1, "d_model": 2, "position": NoPosition}
-    x, given = torch.tensor([[[2.0, -3.0]]], dtype=torch.float64), _given(None, 1)
+    x, given = torch.tensor([[[2.0, -3.0]]], dtype=torch.float64), Given(Visibility(1))
     for gate, n_head, rows, expected in (
         # two heads of width 1: w_1 x = 2 and w_2 x = ln 3 + 0
         ("head", 2, [[1.0, 0.0], [math.log(3) / 2, 0.0]], [2 / (1 + math.exp(-2)), -3 * 0.75]),

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 
 from softattn_lm.attention.kernel import AttentionKernel
 from softattn_lm.attention.kernels.formula import softmax_weights
+from softattn_lm.attention.visibility import Causal
 from softattn_lm.contract import Subject, run_property
 from tests.recurrent_kernel import Summing
 
@@ -355,8 +356,6 @@ def test_the_kernel_with_a_state_that_they_are_made_of_is_not_refused(property):
 
 @pytest.mark.parametrize("window", [2, 3, 4, 5])
 def test_a_composition_with_a_small_window_is_not_refused(window):
-    from softattn_lm.attention.visibility import Causal
-
     for mask in (Causal(window), Causal(window, sinks=1)):
         verdict = run_property("returned_weights_are_used", Subject("right", Right, {"mask": mask}))
         assert verdict.ok, verdict.worst

@@ -7,8 +7,6 @@ import torch.nn.functional as F
 from softattn_lm.attention import products
 from softattn_lm.attention.kernels import sdpa
 from softattn_lm.attention.kernels.sdpa import SDPA
-from softattn_lm.attention.projections import Separate
-from softattn_lm.attention.scale import InverseSqrt
 from softattn_lm.attention.visibility import Causal, Visibility
 from softattn_lm.errors import UserError
 from softattn_lm.model.activations import squared_relu
@@ -16,7 +14,7 @@ from softattn_lm.model.decoder import DecoderLM
 from softattn_lm.model.generate import generate
 from softattn_lm.model.graphed import GraphedDecode
 from softattn_lm.position.learned import Learned
-from softattn_lm.position.rotary import Rotary
+from tests.models import tiny_model
 
 
 def tensors(length: int, heads: int = 3, width: int = 16) -> list[torch.Tensor]:
@@ -69,6 +67,7 @@ def test_sdpa_takes_products_when_it_trains_in_bfloat16_on_a_cpu_and_only_then(m
     kernel(q, k, v, scale=0.25, visible=visible)  # float32
     SDPA(dropout=0.5).train()(half, k.bfloat16(), v.bfloat16(), scale=0.25, visible=visible)
     kernel(half, k.bfloat16(), v.bfloat16(), scale=0.25, visible=Visibility(8, window=2))
+    kernel(half, k.bfloat16(), torch.cat((v, v), -1).bfloat16(), scale=0.25, visible=visible)  # wider values
     with torch.no_grad():
         kernel(half, k.bfloat16(), v.bfloat16(), scale=0.25, visible=visible)
     assert len(taken) == 2
@@ -87,12 +86,8 @@ def test_squared_relu_is_bit_for_bit_what_torch_puts_together():
 
 
 def model(**more) -> DecoderLM:
-    settings = {"position": Rotary, "n_kv_head": 2, "qk_norm": "rms_gain", "value_embeddings": True, "embed_norm": True}
-    made = DecoderLM(
-        vocab_size=31, context=24, n_layer=2, n_head=4, d_model=32, attention=SDPA, scale=InverseSqrt, mask=Causal(),
-        projections=Separate, **settings | more,
-    )  # fmt: skip
-    return made.eval()
+    settings = {"n_kv_head": 2, "qk_norm": "rms_gain", "value_embeddings": True, "embed_norm": True}
+    return tiny_model(vocab_size=31, context=24, **settings | more).eval()
 
 
 @pytest.mark.parametrize("more", [{}, {"position": Learned, "norm": "layer", "bias": True, "n_kv_head": 4}])
@@ -108,10 +103,5 @@ def test_a_step_of_fixed_shapes_writes_what_generate_writes(more):
 
 @pytest.mark.parametrize("more", [{"smear": True}, {"mask": Causal(window=4)}])
 def test_a_step_of_fixed_shapes_refuses_what_it_does_not_know(more):
-    settings = {"mask": Causal()} | more
-    made = DecoderLM(
-        vocab_size=31, context=24, n_layer=1, n_head=2, d_model=16, attention=SDPA, scale=InverseSqrt,
-        projections=Separate, position=Rotary, **settings,
-    )  # fmt: skip
     with pytest.raises(UserError, match="attention=sdpa"):
-        GraphedDecode(made)
+        GraphedDecode(tiny_model(**more))

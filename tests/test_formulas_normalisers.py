@@ -214,7 +214,10 @@ def test_a_head_that_has_no_halves_is_refused():
 
 
 def test_with_its_norm_it_is_the_layer_of_diffllama():
-    module = pytest.importorskip("transformers.models.diffllama.modeling_diffllama")
+    module = pytest.importorskip(
+        "transformers.models.diffllama.modeling_diffllama",
+        reason="transformers, of the dev extra, is not installed or has no DiffLlama",
+    )
     config = module.DiffLlamaConfig(
         hidden_size=32, num_attention_heads=8, num_key_value_heads=8, num_hidden_layers=3, attn_implementation="eager"
     )

@@ -13,7 +13,7 @@ import numpy as np
 from softattn_lm.ablation.frame import Run
 from softattn_lm.ablation.judge import Judged
 from softattn_lm.ablation.plan import Plan
-from softattn_lm.ablation.sentences import unit_of
+from softattn_lm.ablation.sentences import at, unit_of
 from softattn_lm.ablation.tables import Picture
 from softattn_lm.runs import read_metrics
 
@@ -70,12 +70,9 @@ def _colour(plan: Plan, arm: str) -> str:
     return COLOURS[names.index(arm) % len(COLOURS)]
 
 
-def _named(stem: str, size: str | None) -> str:
+def named(stem: str, size: str | None) -> str:
+    """Of the files of a figure."""
     return stem if size is None else f"{stem}-{size}"
-
-
-def _at(size: str | None) -> str:
-    return "" if size is None else f" at {size}"
 
 
 def _forest(plan: Plan, judged: Sequence[Judged]) -> Drawn | None:
@@ -105,7 +102,7 @@ def _forest(plan: Plan, judged: Sequence[Judged]) -> Drawn | None:
                 color=colour,
                 fontsize=8.5,
             )
-        names = [label(c.arm + _at(size)) for size, c in rows]
+        names = [label(c.arm + at(size)) for size, c in rows]
         ax.set_yticks(range(len(rows)), names)
         ax.set_ylim(len(rows) - 0.5, -0.6)
         ax.grid(axis="y", visible=False)
@@ -152,8 +149,8 @@ def _curves(plan: Plan, judged: Judged, runs: Sequence[Run]) -> Drawn | None:
         ax.legend()
 
     what = "accuracy" if task else "loss"
-    caption = f"Validation {what} while training{_at(judged.size)}: thin lines are seeds, thick ones their mean."
-    return Drawn(_named("curves", judged.size), caption, (7.6, 3.8), draw)
+    caption = f"Validation {what} while training{at(judged.size)}: thin lines are seeds, thick ones their mean."
+    return Drawn(named("curves", judged.size), caption, (7.6, 3.8), draw)
 
 
 def _rates(plan: Plan, judged: Judged) -> Drawn | None:
@@ -189,10 +186,10 @@ def _rates(plan: Plan, judged: Judged) -> Drawn | None:
         ax.legend()
 
     caption = (
-        f"Learning-rate sensitivity{_at(judged.size)}: tuning seeds as points, their mean as a line; dotted: the "
+        f"Learning-rate sensitivity{at(judged.size)}: tuning seeds as points, their mean as a line; dotted: the "
         "chosen rate; crosses: rates at which a seed diverged."
     )
-    return Drawn(_named("learning_rates", judged.size), caption, (7.6, 3.8), draw)
+    return Drawn(named("learning_rates", judged.size), caption, (7.6, 3.8), draw)
 
 
 def _places(plan: Plan, judged: Judged, runs: Sequence[Run]) -> Drawn | None:
@@ -219,8 +216,8 @@ def _places(plan: Plan, judged: Judged, runs: Sequence[Run]) -> Drawn | None:
         ax.set_ylabel(f"{judged.split} loss, nats per token")
         ax.legend()
 
-    caption = f"Loss by place in the window{_at(judged.size)}, mean over seeds (exploratory)."
-    return Drawn(_named("positions", judged.size), caption, (7.6, 3.5), draw)
+    caption = f"Loss by place in the window{at(judged.size)}, mean over seeds (exploratory)."
+    return Drawn(named("positions", judged.size), caption, (7.6, 3.5), draw)
 
 
 def _ladder(plan: Plan, judged: Sequence[Judged]) -> Drawn | None:

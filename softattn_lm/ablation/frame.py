@@ -7,7 +7,6 @@ cluster or still be growing.
 from __future__ import annotations
 
 import json
-import math
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -166,7 +165,3 @@ def require_ablation(folder: Path) -> Path:
         whose = "a run, not an ablation" if (folder / "config.yaml").is_file() else "no ablation"
         raise UserError(f"{folder} is {whose}: it has no plan.json")
     return folder
-
-
-def finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)

@@ -82,7 +82,3 @@ def _table(table: Table) -> str:
     )
     note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>{note}'
-
-
-def _cell(text: str, mark: str) -> str:
-    return f'<td class="{escape(mark)}">{escape(text)}</td>' if mark and text == mark else f"<td>{escape(text)}</td>"

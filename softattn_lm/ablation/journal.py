@@ -7,20 +7,20 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 from softattn_lm.errors import UserError
+from softattn_lm.runs import finite_or_null
 
 FILE = "log.jsonl"
 
 
 def append(folder: Path, event: str, **values: Any) -> dict[str, Any]:
     """An infinite number becomes null: JSON knows no other."""
-    row: dict[str, Any] = {"event": event, "time": round(time.time(), 3), **_finite(values)}
+    row: dict[str, Any] = {"event": event, "time": round(time.time(), 3), **finite_or_null(values)}
     path = folder / FILE
     with path.open("ab+") as file:
         file.seek(0, os.SEEK_END)
@@ -52,11 +52,3 @@ def read(folder: Path, *events: str) -> list[dict[str, Any]]:
         if not events or row["event"] in events:
             rows.append(row)
     return rows
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -165,11 +165,15 @@ def _adjusted(
 def _quantities(how: str) -> list[tuple[str, Callable[[dict[str, Any]], float]]]:
     known: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
         "parameters": ("parameters", lambda cost: float(cost["parameters"])),
-        "flops": ("training FLOPs", lambda cost: float(cost["flops_per_token"] * _tokens(cost))),
+        "flops": ("training FLOPs", training_flops),
         "time": ("training time", lambda cost: _tokens(cost) / float(cost["tokens_per_second"])),
         "tokens": ("training tokens", lambda cost: float(_tokens(cost))),
     }
     return [known[how]] if how != "none" else [known["parameters"], known["flops"]]
+
+
+def training_flops(cost: dict[str, Any]) -> float:
+    return float(cost["flops_per_token"] * _tokens(cost))
 
 
 def _tokens(cost: dict[str, Any]) -> int:

@@ -44,8 +44,8 @@ def _key(word: str) -> str:
 
 def _require_same(key: str, runs: Sequence[Run], values: dict[str, Any], what: str) -> None:
     known = {path: value for path, value in values.items() if value is not None}
+    first = next(iter(known), "")
     for path, value in known.items():
-        first = next(iter(known))
         if value != known[first]:
             raise UserError(
                 f"{path} has {what} than {first} ({key} {_short(value)} against {_short(known[first])}), and one table "

@@ -134,15 +134,18 @@ def make_plan(
     if baseline not in arms:
         raise UserError(f"baseline={baseline} is no arm{meant(str(baseline), arms)}; there are {', '.join(arms)}")
     ladder = said.get("ladder")
+    seeds, tune = _seeds(said.get("seeds") or SEEDS), _tune(said.get("tune"))
+    if tune is not None and (both := sorted({*seeds} & {*tune.seeds})):
+        raise UserError(f"seeds={seeds}: rates are chosen on {both}, which can then report nothing; choose other seeds")
     return Plan(
         name=name,
         arms=arms,
         baseline=baseline,
         base=together(BASE, _words("base", said.get("base") or []), own_code(words)),
-        seeds=_seeds(said.get("seeds") or SEEDS),
+        seeds=seeds,
         question=said.get("question"),
         hypothesis=said.get("hypothesis"),
-        tune=_tune(said.get("tune")),
+        tune=tune,
         metric=_metric(said.get("metric") or "loss"),
         smallest=_positive("smallest", said.get("smallest") or 0.01),
         match=_one_of("match", said.get("match") or "none", ("none", "parameters", "flops", "time", "tokens")),
@@ -246,6 +249,8 @@ def _tune(given: Any) -> Tune | None:
         raise UserError(f"tune={given} must be lr, or a mapping with trials, factor, seeds, or with grid")
     if said.get("key", "lr") != "lr":
         raise UserError(f"tune.key={said['key']}: what is tuned is the one lr, of which every rate is a multiple")
+    if "grid" in said and said.keys() & {"trials", "factor"}:
+        raise UserError("tune.grid names the rates itself, and trials and factor make them; leave out one or the other")
     trials, factor, seeds = said.get("trials", 5), said.get("factor", 2), said.get("seeds", 3)
     if not isinstance(trials, int) or trials < 3 or not isinstance(factor, (int, float)) or factor <= 1:
         raise UserError(f"tune: trials={trials} must be 3 or more, and factor={factor} above 1")

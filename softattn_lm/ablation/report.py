@@ -10,16 +10,14 @@ While runs are still to end it says so, reads the validation part only and decid
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from softattn_lm.ablation import html, journal, sections, sentences, tables
-from softattn_lm.ablation.figures import draw_all
+from softattn_lm.ablation.figures import draw_all, named
 from softattn_lm.ablation.frame import Run, read_runs, require_ablation, tidy
 from softattn_lm.ablation.judge import Judged, judge
 from softattn_lm.ablation.looks import batches, note_reading, readings
@@ -55,7 +53,7 @@ def write(folder: Path, figures: bool = True) -> Report:
     """Raises UserError for a folder that is no ablation, and for runs that do not belong in one table."""
     plan = Plan.read(require_ablation(folder))
     runs = read_runs(folder)
-    if not any(run.stage == "report" for run in runs) and not any(run.stage == "tune" for run in runs):
+    if not runs:
         raise UserError(f"{folder} has no runs yet; softattn ablate starts them")
     known = [run for run in runs if run.stage == "report" and run.arm in plan.arms and run.seed in plan.seeds]
     for size in plan.sizes:
@@ -80,11 +78,7 @@ def write(folder: Path, figures: bool = True) -> Report:
 
 def _runs_csv(runs: Sequence[Run], test: bool) -> str:
     rows = tidy(list(runs), test)
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return tables.as_csv(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def _lines(folder: Path, judged: Sequence[Judged], runs: Sequence[Run]) -> dict[str, float]:
@@ -101,7 +95,7 @@ def _lines(folder: Path, judged: Sequence[Judged], runs: Sequence[Run]) -> dict[
 def _warnings(plan: Plan, folder: Path, judged: Sequence[Judged], runs: Sequence[Run]) -> list[str]:
     said = []
     for each in judged:
-        at = "" if each.size is None else f" at {each.size}"
+        at = sentences.at(each.size)
         for arm, seeds in each.look.lost.items():
             errors = {r.error or r.state for r in runs if (r.arm, r.size) == (arm, each.size) and r.seed in seeds}
             failed = {row["reason"] for row in journal.read(folder, "failed") if row["arm"] == arm}
@@ -142,7 +136,7 @@ def _blocks(report: Report, runs: Sequence[Run]) -> list[Block]:
     blocks += _verdicts(report)
     blocks += [Heading("Differences"), *_picture(report, "differences"), report.table, *_picture(report, "ladder")]
     for each in report.judged:
-        at = "" if each.size is None else f" at {each.size}"
+        at = sentences.at(each.size)
         solved = sections.successes(plan, each)
         blocks += [] if solved is None else [Heading(f"Solved runs{at}"), solved]
         known = sections.read_costs(plan, folder, each.size)
@@ -165,8 +159,7 @@ def _section(title: str, blocks: Sequence[Block]) -> list[Block]:
 
 
 def _picture(report: Report, stem: str, size: str | None = None) -> list[Block]:
-    name = stem if size is None else f"{stem}-{size}"
-    return [picture for picture in report.pictures if picture.name == name]
+    return [picture for picture in report.pictures if picture.name == named(stem, size)]
 
 
 def _verdicts(report: Report) -> list[Block]:
@@ -181,10 +174,8 @@ def _verdicts(report: Report) -> list[Block]:
             )
         )
     for size, arms in waiting.items():
-        at = "" if size is None else f" at {size}"
-        blocks.append(
-            Words(f"Missing{at}: " + "; ".join(f"{arm}, seeds {_list(of)}" for arm, of in arms.items()) + ".")
-        )
+        missing = "; ".join(f"{arm}, seeds {_list(of)}" for arm, of in arms.items())
+        blocks.append(Words(f"Missing{sentences.at(size)}: {missing}."))
     if not report.said:
         blocks.append(Words("No arm shares two seeds with the baseline yet.", "strong"))
     blocks += [Words(line if report.final else f"So far, {line}", "strong") for line in report.said]

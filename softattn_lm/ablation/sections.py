@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from softattn_lm.ablation.judge import Judged
-from softattn_lm.ablation.matching import UNLIKE, measured_file
+from softattn_lm.ablation.matching import UNLIKE, measured_file, training_flops
 from softattn_lm.ablation.plan import Plan
 from softattn_lm.ablation.sentences import Unit, p_value, percent, unit_of
 from softattn_lm.ablation.statistics import BOOTSTRAP_FROM, SIGN_FLIPS_FROM
@@ -139,7 +139,8 @@ def learning_rates(plan: Plan, judged: Judged, vocab_size: int | None) -> Table 
 
 
 def _mean(of: dict[str, float | None]) -> float:
-    return math.inf if any(value is None for value in of.values()) else float(np.mean([v for v in of.values() if v]))
+    """A rate at which a seed diverged, which the log holds as null, has no finite one."""
+    return float(np.mean([math.inf if value is None else value for value in of.values()]))
 
 
 def read_costs(plan: Plan, folder: Path, size: str | None) -> dict[str, dict[str, Any]]:
@@ -170,7 +171,7 @@ def costs(plan: Plan, known: dict[str, dict[str, Any]]) -> tuple[Table | None, l
     for arm, cost in known.items():
         for what, key in (("parameters without embeddings", "parameters_without_embeddings"), ("training FLOPs", None)):
             if base is not None and arm != plan.baseline:
-                mine, theirs = (_flops(c) if key is None else c[key] for c in (cost, base))
+                mine, theirs = (training_flops(c) if key is None else c[key] for c in (cost, base))
                 if theirs and abs(mine / theirs - 1) > UNLIKE:
                     unlike.append(f"{arm} has {mine / theirs - 1:+.1%} {what} against {plan.baseline}")
     devices = sorted({f"{c.get('device')}, {c.get('threads')} thread(s)" for c in known.values()})
@@ -179,10 +180,6 @@ def costs(plan: Plan, known: dict[str, dict[str, Any]]) -> tuple[Table | None, l
         "sees them executed. Cache: what decoding keeps per token over all layers, and what it keeps at any length."
     )
     return Table(head, rows, note), unlike
-
-
-def _flops(cost: dict[str, Any]) -> float:
-    return float(cost["flops_per_token"] * cost["steps"] * cost["tokens_per_step"])
 
 
 def explored(plan: Plan, judged: Judged) -> Table | None:

@@ -35,6 +35,11 @@ def unit_of(plan: Plan) -> Unit:
     return Unit("points", 100.0, sign) if plan.metric.name == "accuracy" else Unit("nats", 1.0, sign)
 
 
+def at(size: str | None) -> str:
+    """As in "worse at micro"; nothing where there is no ladder."""
+    return "" if size is None else f" at {size}"
+
+
 def percent(share: float) -> str:
     """0.98333 -> 98.3 %, 0.99429 -> 99.4 %, 0.9999 -> 99.99 %."""
     return f"{100 * share:.2f} %" if share > 0.995 else f"{100 * share:.1f} %"
@@ -46,7 +51,7 @@ def p_value(p: float) -> str:
 
 def sentence(plan: Plan, judged: Judged, found: Comparison) -> str:
     unit, arm, base = unit_of(plan), found.arm, plan.baseline
-    place = "" if judged.size is None else f" at {judged.size}"
+    place = at(judged.size)
     if found.verdict == "identical":
         return f"{arm} is identical to {base}{place}: the difference is 0 to the last digit on all seeds."
     if found.interval is None:
@@ -80,7 +85,7 @@ def what_is_missing(plan: Plan, folder: Path, judged: list[Judged]) -> Needed:
     for each in judged:
         minutes = sum(each.seconds.values()) / max(1, slots(folder)) / 60
         for found in each.comparisons:
-            arm = found.arm if each.size is None else f"{found.arm} at {each.size}"
+            arm = found.arm + at(each.size)
             if found.verdict != "undetermined":
                 continue
             if found.more_seeds is None:

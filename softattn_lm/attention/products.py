@@ -25,7 +25,7 @@ def serves(q: Tensor, k: Tensor, v: Tensor) -> bool:
         return False
     cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else q.dtype
     trained = q.requires_grad or k.requires_grad or v.requires_grad
-    return cast == torch.bfloat16 and trained and q.shape == k.shape and q.shape[2] <= LONGEST
+    return cast == torch.bfloat16 and trained and q.shape == k.shape == v.shape and q.shape[2] <= LONGEST
 
 
 def causal_products(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
@@ -51,7 +51,7 @@ class _CausalProducts(torch.autograd.Function):
                 kept.append(a)
         ctx.save_for_backward(q, k, v, *kept)
         ctx.scale, ctx.shape = scale, shape
-        return y.view(*shape[:3], -1)
+        return y.view(shape)
 
     @staticmethod
     @once_differentiable

@@ -73,6 +73,8 @@ def asked(settings: AblateSettings, words: Sequence[str], typed: list[str]) -> t
     given = {key: getattr(settings, key) for key in question.KEYS if key not in ("arms", "base")}
     said = said | {key: value for key, value in given.items() if value is not None}
     if settings.trials is not None:
+        if settings.tune == "none":
+            raise UserError(f"trials={settings.trials} is of learning rates, and tune=none tries none; leave out one")
         tune = said.get("tune")
         said["tune"] = (tune if isinstance(tune, dict) else {}) | {"trials": settings.trials}
     plan = question.make_plan(said, base, name, sha256, file)
@@ -235,7 +237,10 @@ def _printed(plan: Plan, folder: Path, configs: Configs, execution: list[str]) -
     waiting = stages.needed()
     for line in commands(folder, waiting, configs, execution):
         print(line)
-    return Result(left=len(stages.known()) - len(waiting) if waiting else 0, stopped=bool(waiting))
+    if waiting:
+        return Result(left=len(waiting), stopped=True)
+    ends = [stages.outcome(job).end for job in stages.known()]
+    return Result(ends.count("finished"), ends.count("diverged"))
 
 
 def _dry_run(plan: Plan, folder: Path, settings: AblateSettings, execution: list[str]) -> None:

@@ -18,6 +18,7 @@ from softattn_lm.attention.projections import Separate
 from softattn_lm.attention.scale import InverseSqrt
 from softattn_lm.attention.visibility import Causal
 from softattn_lm.model.decoder import DecoderLM
+from softattn_lm.position.base import Position
 from softattn_lm.position.learned import Learned
 from softattn_lm.training.optim import AdamW
 
@@ -48,8 +49,8 @@ class Shape:
         return f"{self.layers} x {self.width}, context {self.context}, batch {self.batch}"
 
 
-def gpt2_style(shape: Shape) -> DecoderLM:
-    """Ours in this shape: learned positions, LayerNorm, biases, tanh GELU, tied head."""
+def gpt2_style(shape: Shape, position: type[Position] = Learned, window: int | None = None) -> DecoderLM:
+    """Ours in this shape: LayerNorm, biases, tanh GELU, tied head; learned positions, unless others are asked for."""
     return DecoderLM(
         vocab_size=shape.vocabulary,
         context=shape.context,
@@ -58,8 +59,8 @@ def gpt2_style(shape: Shape) -> DecoderLM:
         d_model=shape.width,
         attention=SDPA,
         scale=InverseSqrt,
-        position=Learned,
-        mask=Causal(),
+        position=position,
+        mask=Causal(window),
         projections=Separate,
         norm="layer",
         mlp="gelu_tanh",
@@ -90,7 +91,7 @@ def transformers_gpt2(shape: Shape) -> nn.Module:
 
 
 class BareLoop:
-    """`model` and its optimizer, trained on random tokens. logits: of a batch (B, T) -> (B, T, V)."""
+    """`model` and its optimizer, trained on random tokens on the CPU. logits: of a batch (B, T) -> (B, T, V)."""
 
     def __init__(
         self,
@@ -100,20 +101,17 @@ class BareLoop:
         shape: Shape,
         *,
         bfloat16: bool = False,
-        device: torch.device | None = None,
     ) -> None:
         self.model, self.logits, self.optimizer, self.bfloat16 = model, logits, optimizer, bfloat16
-        self.device = torch.device("cpu") if device is None else device
         generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(shape.vocabulary, (BATCHES, shape.batch, shape.context + 1), generator=generator)
-        self.batches = tokens.to(self.device)
+        self.batches = torch.randint(shape.vocabulary, (BATCHES, shape.batch, shape.context + 1), generator=generator)
         self.done = 0
 
     def step(self) -> Tensor:
-        """One optimizer step. Returns the loss, on the device."""
+        """One optimizer step. Returns the loss."""
         batch = self.batches[self.done % BATCHES]
         self.done += 1
-        with torch.autocast(self.device.type, torch.bfloat16) if self.bfloat16 else nullcontext():
+        with torch.autocast("cpu", torch.bfloat16) if self.bfloat16 else nullcontext():
             logits = self.logits(batch[:, :-1])
         loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()

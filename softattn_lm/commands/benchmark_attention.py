@@ -7,7 +7,6 @@ for a while slows both sides. Memory is taken in a fresh process per case, from 
 from __future__ import annotations
 
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from softattn_lm.attention.kernels.blockwise import Blockwise
 from softattn_lm.attention.kernels.formula import Formula
 from softattn_lm.attention.kernels.sdpa import SDPA
 from softattn_lm.attention.visibility import Visibility
-from softattn_lm.commands.comparison import Report, interleaved, seconds_of
+from softattn_lm.commands.comparison import Report, interleaved, peak_memory, seconds_of
 from softattn_lm.config.settings import BenchmarkSettings
 
 # Name -> kernel, whether there is a window, longest T: beyond, a (T, T) matrix takes minutes or all of the memory.
@@ -123,14 +122,9 @@ def _grow(asked: dict[str, Any]) -> int:
     settings = BenchmarkSettings(**asked)
     _step(name, 64, settings)()
     step = _step(name, length, settings)
-    before = _peak()
+    before = peak_memory()
     step()
-    return _peak() - before
-
-
-def _peak() -> int:
-    """Bytes. macOS counts in bytes, Linux in KiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return peak_memory() - before
 
 
 def _reached(target: tuple[str, str, str, int, str, int, float, bool], found: dict[str, Any]) -> dict[str, Any] | None:

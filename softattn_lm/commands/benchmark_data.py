@@ -8,7 +8,6 @@ what the operating system says.
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from softattn_lm.commands.comparison import Report, Row, interleaved
+from softattn_lm.commands.comparison import Report, Row, interleaved, peak_memory
 from softattn_lm.config.settings import BenchmarkSettings
 from softattn_lm.config.tree import PACKAGE
 
@@ -126,8 +125,7 @@ def _tell(asked: dict[str, str]) -> str:
     began = time.perf_counter()
     tokens = work(asked["who"], asked["kind"], Path(asked["text"]))
     seconds = time.perf_counter() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return json.dumps({"seconds": seconds, "peak": peak, "tokens": tokens})
+    return json.dumps({"seconds": seconds, "peak": peak_memory(), "tokens": tokens})
 
 
 if __name__ == "__main__":

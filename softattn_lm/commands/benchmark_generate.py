@@ -6,9 +6,7 @@ prompt included.
 
 from __future__ import annotations
 
-import resource
 import shutil
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,11 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softattn_lm.attention.kernels.sdpa import SDPA
-from softattn_lm.attention.projections import Separate
-from softattn_lm.attention.scale import InverseSqrt
-from softattn_lm.attention.visibility import Causal
-from softattn_lm.commands.comparison import Report, Row, interleaved, seconds_of
+from softattn_lm.commands import bare_training
+from softattn_lm.commands.bare_training import Shape
+from softattn_lm.commands.comparison import Report, Row, interleaved, peak_memory, seconds_of
 from softattn_lm.commands.limits import read_bandwidth
 from softattn_lm.config.settings import BenchmarkSettings
 from softattn_lm.errors import UserError
@@ -62,28 +58,11 @@ def benchmark(settings: BenchmarkSettings, file: Path) -> None:
 
 
 def gpt2_style(layers: int, width: int, position: type[Position] = Learned, window: int | None = None) -> DecoderLM:
-    """The shape that is compared: heads of 32 at width 128, of 64 above, as nanoGPT's two small models."""
-    return DecoderLM(
-        vocab_size=VOCABULARY,
-        context=CONTEXT,
-        n_layer=layers,
-        n_head=_heads(width),
-        d_model=width,
-        attention=SDPA,
-        scale=InverseSqrt,
-        position=position,
-        mask=Causal(window),
-        projections=Separate,
-        norm="layer",
-        mlp="gelu_tanh",
-        bias=True,
-        tie_head=True,
-        init="gpt2",
-    ).eval()
+    return bare_training.gpt2_style(_shape(layers, width), position, window).eval()
 
 
-def _heads(width: int) -> int:
-    return 4 if width == 128 else width // 64
+def _shape(layers: int, width: int) -> Shape:
+    return Shape(layers, width, CONTEXT, 1, VOCABULARY)
 
 
 def _compare(case: Case, settings: BenchmarkSettings) -> Row:
@@ -129,7 +108,7 @@ def _transformers(layers: int, width: int, batch: int) -> Callable[..., object]:
         n_positions=CONTEXT,
         n_embd=width,
         n_layer=layers,
-        n_head=_heads(width),
+        n_head=_shape(layers, width).heads,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=0,
@@ -159,7 +138,7 @@ def _static() -> dict[str, Any]:
 @torch.inference_mode()
 def bare_loop(model: DecoderLM, batch: int) -> Tensor:
     """The same model and tokens as plainly as torch can say it: functions of tensors, a cache made once, no class."""
-    heads = _heads(model.embed.embedding_dim)
+    heads = _shape(model.n_layer, model.embed.embedding_dim).heads
     named = dict(model.named_parameters())
     cache = torch.zeros(model.n_layer, 2, batch, heads, CONTEXT, model.embed.embedding_dim // heads)
     layers = []
@@ -194,15 +173,10 @@ def _beyond_the_context(settings: BenchmarkSettings, found: dict[str, Any]) -> R
     model = gpt2_style(4, 128, Rotary, WINDOW)
     short, long = (partial(_write, model, new, 1) for new in (SHORT, LONG))
     short()
-    before = _peak()
+    before = peak_memory()
     long()
-    found["long text grew the process by, bytes"] = _peak() - before
+    found["long text grew the process by, bytes"] = peak_memory() - before
     cases = {"long": partial(_rate, long, LONG), "short": partial(_rate, short, SHORT)}
     rates = interleaved(cases, settings.repeats)
     what = f"{SHORT} -> {LONG} new tokens, window {WINDOW}"
     return Row(what, "tokens/s", rates["long"], {f"{SHORT} tokens": rates["short"]}, f"{SHORT} tokens", 0.95)
-
-
-def _peak() -> int:
-    """Bytes. macOS counts in bytes, Linux in KiB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -4,7 +4,7 @@
     MFU      model FLOPs utilisation: tokens/s · operations per token / peak; see training/describe.py, which counts the
              keys that causal attention reads, and training/throughput.py for the dense bfloat16 rate that the maker
              states; of a device not listed there, the measured rate of products
-    decode   tokens/s at batch 1 in bfloat16 by a CUDA graph, beside the time of reading all weights and half a cache
+    decode   tokens/s at batch 1 in bfloat16 by a CUDA graph, beside the time of reading all weights and the whole cache
     checks   flex and blockwise against formula, forwards and backwards
 
 `python scripts/benchmark.py gpu` composes no settings and reads none. Without a CUDA device everything runs at a tiny
@@ -169,7 +169,7 @@ def measured_peak(device: torch.device) -> float:
 
 
 def decoding(device: torch.device) -> list[Row]:
-    """Tokens per second of a text beside what reading its weights and half of its cache allows."""
+    """Tokens per second of a text beside what reading its weights and its whole cache allows."""
     cuda = device.type == "cuda"
     shape, new = (GPT2, NEW) if cuda else (TINY, TINY_NEW)
     model = bare_training.gpt2_style(shape).eval().to(device, torch.bfloat16 if cuda else torch.float32)

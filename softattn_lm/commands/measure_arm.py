@@ -99,10 +99,9 @@ def _memory(device: Any, reset: bool = False) -> int:
         return int(torch.cuda.max_memory_allocated())
     status = Path("/proc/self/status")
     if not status.is_file():
-        import resource
-        import sys
+        from softattn_lm.commands.comparison import peak_memory
 
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return peak_memory()
     if reset:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     line = next(line for line in status.read_text(encoding="ascii").splitlines() if line.startswith("VmHWM"))

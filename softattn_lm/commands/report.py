@@ -25,10 +25,11 @@ def make(folder: Path, wandb: bool = True) -> writing.Report:
     report = writing.write(folder)
     for line in _told(report):
         print(visible(line))
-    if wandb and _logger(report) is not None:
+    logger = _logger(report) if wandb else None
+    if logger is not None:
         from softattn_lm.commands.report_wandb import publish
 
-        publish(report, _logger(report) or {})
+        publish(report, logger)
     return report
 
 
@@ -44,8 +45,7 @@ def _told(report: writing.Report) -> list[str]:
     lines += sentences.on_the_ladder(report.plan, report.judged)
     for each in report.judged:
         for arm, seeds in each.look.waiting.items():
-            at = "" if each.size is None else f" at {each.size}"
-            lines.append(f"missing: {arm}{at}, seeds {', '.join(map(str, seeds))}")
+            lines.append(f"missing: {arm}{sentences.at(each.size)}, seeds {', '.join(map(str, seeds))}")
     if report.final:
         needed = sentences.what_is_missing(report.plan, report.folder, report.judged)
         lines += [*needed.said, *([] if needed.command is None else [f"more seeds: {needed.command}"])]

@@ -32,7 +32,6 @@ from typing import Any, NoReturn
 
 from softattn_lm.errors import UserError, visible
 
-MODULE = "softattn_lm.commands.worker"
 GRACE = 60.0  # seconds that interrupted processes have for saving
 _PR_SET_PDEATHSIG = 1
 

@@ -61,7 +61,8 @@ def refusals(subject: Subject) -> dict[str, str]:
 
 def ignored(subject: Subject) -> list[str]:
     """The options that are neither refused nor acted on: taken and dropped, or other than `weights` says."""
-    return [option for option in OPTIONS if option not in refusals(subject) and not _acts(subject, option)]
+    refused = refusals(subject)
+    return [option for option in OPTIONS if option not in refused and not _acts(subject, option)]
 
 
 def _acts(subject: Subject, option: str) -> bool:

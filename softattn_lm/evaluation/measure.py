@@ -9,6 +9,7 @@ import torch
 
 from softattn_lm.data.windows import document_numbers, validation_windows
 from softattn_lm.evaluation.likelihood import Likelihood, LikelihoodResult
+from softattn_lm.evaluation.watching import evaluating
 
 if TYPE_CHECKING:
     from softattn_lm.model.decoder import DecoderLM
@@ -22,19 +23,13 @@ def measure(
 
     The model is in eval mode while this runs and gets its mode back. Raises UserError if there is nothing to predict.
     """
-    device = model.embed.weight.device
-    likelihood = Likelihood()
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            windows = validation_windows(tokens, model.context, batch_size)
-            for index, (x, y) in enumerate(windows):
-                packed = None
-                if documents is not None and model.packs_documents:
-                    packed = torch.from_numpy(document_numbers(documents, windows.places(index))).to(device)
-                logits = model(torch.from_numpy(x).to(device), documents=packed)
-                likelihood.add(logits, torch.from_numpy(y).to(device))
-    finally:
-        model.train(was_training)
+    device, likelihood = model.embed.weight.device, Likelihood()
+    windows = validation_windows(tokens, model.context, batch_size)
+    with evaluating(model):
+        for index, (x, y) in enumerate(windows):
+            packed = None
+            if documents is not None and model.packs_documents:
+                packed = torch.from_numpy(document_numbers(documents, windows.places(index))).to(device)
+            logits = model(torch.from_numpy(x).to(device), documents=packed)
+            likelihood.add(logits, torch.from_numpy(y).to(device))
     return likelihood.result(n_bytes / len(tokens) if n_bytes else None)

@@ -14,6 +14,7 @@ import torch
 from softattn_lm.data.tasks.base import FixedSet, Sequences, TaskWindows
 from softattn_lm.data.windows import PADDED
 from softattn_lm.evaluation.likelihood import Likelihood, LikelihoodResult
+from softattn_lm.evaluation.watching import evaluating
 
 if TYPE_CHECKING:
     from softattn_lm.model.decoder import DecoderLM
@@ -70,16 +71,11 @@ def measure_task(
     model: DecoderLM, fixed: FixedSet, batch_size: int
 ) -> tuple[LikelihoodResult, dict[int, Share], dict[str, Share]]:
     """(loss over answers and accuracy, by pairs, by gap). The model gets its mode back."""
-    device, was_training = model.embed.weight.device, model.training
-    likelihood = Likelihood(task=True)
-    model.eval()
-    try:
-        with torch.no_grad():
-            windows = TaskWindows(fixed, batch_size)
-            for index in range(len(windows)):
-                x, y = (torch.from_numpy(array).to(device) for array in windows[index])
-                likelihood.add(model(x), y)
-    finally:
-        model.train(was_training)
+    device, likelihood = model.embed.weight.device, Likelihood(task=True)
+    windows = TaskWindows(fixed, batch_size)
+    with evaluating(model):
+        for index in range(len(windows)):
+            x, y = (torch.from_numpy(array).to(device) for array in windows[index])
+            likelihood.add(model(x), y)
     found = by_window(likelihood.right(), fixed.sequences)
     return likelihood.result(), by_pairs(found), by_gap(found)

@@ -118,10 +118,8 @@ class Decode:
 class _Layer:
     def __init__(self, block: Block, turns: Turns, batch: int, dtype: torch.dtype) -> None:
         device = block.attention.out.weight.device
-        self.norm, self.attend = (
-            norm(block.attention_norm, dtype, device),
-            _Attention(block.attention, turns, batch, dtype),
-        )
+        self.norm = norm(block.attention_norm, dtype, device)
+        self.attend = _Attention(block.attention, turns, batch, dtype)
         self.values = self.mlp = None
         if block.value is not None:
             gains = block.value.gain.repeat_interleave(self.attend.v.shape[-1])

@@ -222,7 +222,7 @@ class DecoderLM(nn.Module):
         """What each layer is handed; layers with the same mask and position share one object."""
         made: dict[tuple[int, int, bool], Given] = {}
         positions = self.position_per_layer
-        late = cache is not None and any(block.attention.projections.late for block in self.layers)
+        late = cache is not None and any(block.attention.late for block in self.layers)
         own = places if isinstance(places, Tensor) else None
         layers = []
         for layer, (mask, position) in enumerate(zip(self.masks, positions, strict=True)):

@@ -28,9 +28,7 @@ class GraphedDecode:
 
     def __init__(self, model: DecoderLM, batch: int = 1) -> None:
         plain = model.smear is None and all(
-            type(block.attention.kernel) is SDPA
-            and isinstance(block.attention.projections, Separate)
-            and mask.span(model.context) >= model.context
+            type(block.attention.kernel) is SDPA and mask.span(model.context) >= model.context
             for block, mask in zip(model.layers, model.masks, strict=True)
         )
         if not (plain and knows(model)):

@@ -52,6 +52,7 @@ class Linear(AttentionKernel):
         bias: Bias | None = None,
         features: Tensor | None = None,
     ) -> Tensor:
+        assert bias is None, "refused"
         with as_given(q):
             matches = _of_queries(q, scale) @ _of_keys(k).mT  # (B, H, T, S)
             matches = matches.masked_fill(~visible.dense(), 0.0)
