@@ -77,11 +77,15 @@ def test_interrupted_killed_and_robbed_of_a_run_it_ends_with_the_same_table_else
 
 
 def victims(folder: Path) -> list[int]:
-    """First processes of the runs that train in this folder: they hold their log open, and their parent does not."""
+    """First processes of the runs that train in this folder: they hold their log open, and their parent does not.
+    wandb's own process holds it too, and outlives a run that was killed.
+    """
     parents = {}
     for place in Path("/proc").glob("[0-9]*"):
         try:
             said = os.readlink(place / "fd" / "1")
+            if "wandb" in Path(os.readlink(place / "exe")).name:
+                continue
             parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue

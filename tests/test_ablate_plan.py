@@ -149,6 +149,15 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text(json.dumps({"format": 2}))
     with pytest.raises(UserError, match="no plan of format 1"):
         Plan.read(tmp_path)
+    (tmp_path / "plan.json").write_text(json.dumps({"format": 1}))
+    with pytest.raises(UserError, match=r"plan\.json is damaged: 'tune'"):
+        Plan.read(tmp_path)
+
+
+def test_a_question_in_another_encoding_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "q.yaml").write_bytes("question: größer?\narms: {a: [], b: []}\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"q\.yaml is no valid yaml: 'utf-8' codec can't decode"):
+        question.read_question(str(tmp_path / "q.yaml"))
 
 
 @pytest.mark.parametrize(

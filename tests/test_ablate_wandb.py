@@ -81,4 +81,7 @@ def test_a_run_that_is_killed_as_often_as_it_is_tried_is_marked_failed(tmp_path:
 
 def exit_code_of(run: Path) -> int | None:
     files = list((run / "wandb").glob("offline-run-*/*.wandb"))
-    return exit_code(run) if len(files) == 1 else None
+    try:
+        return exit_code(run) if len(files) == 1 else None
+    except FileNotFoundError:  # it is being written anew
+        return None

@@ -84,11 +84,14 @@ class Plan:
             raise UserError(f"{path} is damaged: {error}") from None
         if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
             raise UserError(f"{path} is no plan of format {FORMAT}, which this version reads")
-        tune, metric = found.pop("tune"), found.pop("metric")
-        if tune is not None:
-            tune = Tune(tune["key"], tuple(tune["grid"]), tuple(tune["seeds"]))
         known = {f.name for f in fields(cls)}
-        return cls(**{k: v for k, v in found.items() if k in known}, tune=tune, metric=Metric(**metric))
+        try:
+            tune, metric = found.pop("tune"), found.pop("metric")
+            if tune is not None:
+                tune = Tune(tune["key"], tuple(tune["grid"]), tuple(tune["seeds"]))
+            return cls(**{k: v for k, v in found.items() if k in known}, tune=tune, metric=Metric(**metric))
+        except (KeyError, TypeError) as error:
+            raise UserError(f"{path} is damaged: {error}") from None
 
 
 def _listed(value: Any) -> Any:

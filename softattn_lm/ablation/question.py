@@ -48,10 +48,10 @@ def read_question(word: str) -> tuple[str, dict[str, Any], str, str]:
         raise UserError(
             f"no question {word}{meant(word, known)}; there are {', '.join(known)}, or give a yaml file of your own"
         )
-    text = path.read_text(encoding="utf-8")
     try:
+        text = path.read_text(encoding="utf-8")
         said = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path} is no valid yaml: {' '.join(str(error).split())[:300]}") from None
     if not isinstance(said, dict) or not isinstance(said.get("arms"), dict) or not said["arms"]:
         raise UserError(f"{path} states no question: it needs arms, a mapping from names to settings")
