@@ -45,6 +45,8 @@ RESUMABLE = (
     "trainer",
     "training.val_every",
     "training.log_every",
+    "training.throughput",
+    "training.checkpoint_activations",
     "training.sample_every",
     "training.save_every",
     "training.keep_steps",
@@ -131,6 +133,20 @@ def in_hand(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(file)
+
+
+def is_in_hand(folder: Path) -> bool:
+    """Whether another process trains in `folder` now, as far as this file system tells."""
+    if os.name != "posix" or not (folder / "lock").is_file():
+        return False
+    import fcntl
+
+    with (folder / "lock").open("r+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno in (errno.EACCES, errno.EAGAIN)
+    return False
 
 
 def remove_left_over(folder: Path) -> None:

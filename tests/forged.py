@@ -114,7 +114,13 @@ def split_scores(window_losses: np.ndarray, task: bool) -> dict[str, np.ndarray]
     arrays |= {"position_tokens": count}
     if task:
         right = np.clip(np.round(200 * (1 - window_losses)), 0, 200)
-        arrays |= {"correct": right, "answers": np.full(len(window_losses), 200.0)}
+        pairs = np.where(np.arange(len(right)) % 2, 8, 4)
+        arrays |= {"correct": right, "answers": np.full(len(window_losses), 200.0), "pairs": pairs}
+        # Near answers are right, and what is wrong is wrong at the far ones.
+        wrong = 200.0 * len(right) - right.sum()
+        asked = np.array([50.0, 50.0, 100.0]) * len(right)
+        missed = np.diff(np.minimum(wrong, np.cumsum(asked[::-1])), prepend=0.0)[::-1]
+        arrays |= {"gap_from": np.array([1, 2, 8]), "gap_correct": asked - missed, "gap_answers": asked}
     return arrays
 
 

@@ -2,6 +2,9 @@
 
 import json
 import math
+import shlex
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,12 @@ from softattn_lm.ablation import journal, matching, question
 from softattn_lm.ablation.jobs import Configs, Job
 from softattn_lm.ablation.plan import Plan, Tune, agreed
 from softattn_lm.ablation.planner import Result
+from softattn_lm.ablation.sentences import command
 from softattn_lm.ablation.stages import Stages
-from softattn_lm.commands.ablate import _printed
+from softattn_lm.cli import main
+from softattn_lm.commands import ablate
+from softattn_lm.commands.ablate_printed import printed
+from softattn_lm.commands.ablate_progress import Progress
 from softattn_lm.config.tree import choices, config_folder
 from softattn_lm.errors import UserError
 from softattn_lm.runs import write_json, write_status
@@ -128,7 +135,8 @@ def test_printed_commands_come_to_an_end_and_what_they_left_is_reported(
     configs = Configs(plan, composed)
     for job in Stages(plan, tmp_path, configs).needed():
         forge(tmp_path, job, 2.0 if job.arm == "a" else math.inf)
-    assert _printed(plan, tmp_path, configs, []) == Result(finished=2, diverged=2) and not capsys.readouterr().out
+    assert printed(plan, tmp_path, configs, [], {}, sys.stdout) == Result(finished=2, diverged=2)
+    assert not capsys.readouterr().out
 
 
 def test_what_was_agreed_stays_and_seeds_and_arms_come_on_top() -> None:
@@ -237,3 +245,44 @@ def test_on_a_ladder_tokens_grow_with_the_parameters() -> None:
     words = Configs(plan, composed).words("b", "micro")
     assert "model/size=micro" in words and words.index("model/size=micro") < words.index("steps=200")
     assert Job("report", "a", 0, 1e-3, "micro").path == "report/micro/a/seed-0"
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["scale=none,learned,inverse_dim", "baseline=learned", "smallest=0.0123456789", "steps=7"],
+        ["scale=none,learned", "tune=lr", "name=mine", "hypothesis=it's $free; always", "metric=accuracy"],
+        ["scale=none,learned", "tune=lr", "trials=7", "match=flops", "ladder=nano,micro", "seeds=[3,4]"],
+        ["scale=none,learned", "budget=7.5", 'question=a, [b] = {c}: "d"?'],
+        ["scale", "baseline=learned", "trials=7", "smallest=0.02", "steps=9"],
+        ["scale", "metric=accuracy", "match=parameters", "ladder=nano,micro", "budget=90", "name=other"],
+        ["projections", "tune=lr"],
+        ["scale", "tune=none", "question=Does it?"],
+    ],
+    ids=" ".join,
+)
+def test_the_command_that_a_report_prints_asks_the_same_question(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str]
+) -> None:
+    """It left out the baseline and whatever was typed beside the name of a question."""
+    monkeypatch.chdir(tmp_path)
+    asked: list[tuple[Plan, Path]] = []
+    monkeypatch.setattr(ablate, "_dry_run", lambda plan, folder, *_: asked.append((plan, folder)))
+    for words in (typed, None):
+        if words is None:
+            words = shlex.split(command(*asked[0], seeds=len(asked[0][0].seeds) + 2))[2:]
+        with pytest.raises(SystemExit) as stop:
+            main("ablate", [*words, "dry_run=true"])
+        assert stop.value.code in (0, None)
+    (first, folder), (again, there) = asked
+    assert there.resolve() == folder.resolve() and len(again.seeds) == len(first.seeds) + 2
+    assert agreed(first, again)[1] == [{"event": "added_seeds", "seeds": again.seeds[len(first.seeds) :]}]
+    assert again.budget_minutes == first.budget_minutes
+
+
+def test_no_time_is_promised_for_runs_that_wait_in_a_queue(capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = [Job("report", "a", seed, 1e-3) for seed in range(2)]
+    for slots, said in ((1, "0 of 2 runs done, 1 running, 2m00s left"), (None, "0 of 2 runs done, 1 submitted")):
+        with Progress({(None, "a"): 60.0}, slots) as progress:
+            progress.update(jobs, set(), {jobs[0].path: time.monotonic()})
+        assert capsys.readouterr().out.strip() == said

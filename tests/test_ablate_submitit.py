@@ -60,17 +60,3 @@ def test_slurm_gets_one_array_and_what_it_has_is_not_submitted_again(
     stub(commands, "squeue", "exit 0")
     assert ablate(tmp_path, *typed) == 0
     assert (tmp_path / "got").read_text() == got * 2, "SLURM has lost them, and they are submitted again"
-
-
-def test_for_any_other_scheduler_the_commands_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    typed = [*TYPED, "name=x", "executor=print"]
-    assert ablate(tmp_path, *typed) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("softattn train")]
-    assert len(lines) == 4 and f"resume={tmp_path}/runs/x/report/sdpa/seed-0" in lines[0]
-    from softattn_lm.cli import main
-
-    with pytest.raises(SystemExit) as stop:
-        main("train", lines[0].split()[2:])
-    assert stop.value.code == 0 and list(losses(tmp_path / "runs" / "x")) == ["report/sdpa/seed-0"]
-    assert ablate(tmp_path, *typed) == 0
-    assert sum(line.startswith("softattn train") for line in capsys.readouterr().out.splitlines()) == 3

@@ -1,6 +1,7 @@
 """Benchmarks of training: both sides are the same model and do the same work, and figures are arithmetic on seconds."""
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,18 @@ def test_a_case_is_run_from_end_to_end(tmp_path):
     assert [row.what for row in rows if "of the rate" in row.what] and len(rows) == 6
     assert all(len(row.ours) == 2 and min(row.ours) > 0 for row in rows)
     assert [row.reached for row in rows[:3]] == [True, True, True]
+
+
+def test_compiled_loops_are_compared_and_break_even_is_said(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # put back what the comparison sets
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda model: compiled.append(model))
+    row, said = timed.compare_compiled(timed.Case(TINY, 2, 1.0, None, 1.0), tmp_path, 2)
+    assert set(row.peers) == {"bare loop", "transformers, compiled"} and row.target is None
+    assert len(row.ours) == 2 and min(row.ours) > 0
+    assert len(compiled) == 2 and os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
+    assert said.startswith("compiling took ")
 
 
 def test_a_loss_that_was_not_reached_has_no_ratio_to_boast_of():

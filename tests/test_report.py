@@ -273,6 +273,42 @@ def test_a_task_counts_what_was_solved_and_when(tmp_path: Path) -> None:
     assert solved["shared_qk"].p is not None and solved["shared_qk"].p < 0.01
 
 
+def test_a_task_is_told_by_number_of_pairs_and_by_gap_with_intervals_over_seeds(tmp_path: Path) -> None:
+    effects = {"separate": 0.0, "raw": 0.3}
+    plan = plan_of(effects, range(3), metric=RECALL, smallest=0.05)
+    plan.write(tmp_path)
+    accuracies = {"separate": (1.0, 1.0, 1.0), "raw": (0.68, 0.70, 0.72)}
+    for arm, of in accuracies.items():
+        for seed, accuracy in enumerate(of):
+            write_run(tmp_path, plan, arm, seed, np.full(WINDOWS, 1 - accuracy))
+    report = write_all(tmp_path)
+    (judged,) = report.judged
+    half = 4.302652729911275 * 0.02 / np.sqrt(3)  # t at 97.5 % with 2 degrees of freedom, sd 0.02
+    for number in ("4", "8"):
+        assert judged.shares["pairs"]["raw"][number] == pytest.approx((0.7, half))
+        assert judged.shares["pairs"]["separate"][number] == (1.0, 0.0)
+    # 30 of 100 answers are wrong, all of them among the farther 50.
+    gaps = judged.shares["gap"]["raw"]
+    assert gaps["1"] == gaps["2-3"] == (1.0, 0.0) and gaps["8-15"] == pytest.approx((0.4, 2 * half))
+    text = (tmp_path / "report.md").read_text()
+    assert "## Accuracy by number of pairs and by gap" in text and "| arm | 4 pairs | 8 pairs |" in text
+    assert f"| raw | 100.00 ± 0.00 | 100.00 ± 0.00 | 40.00 ± {200 * half:.2f} |" in text
+    page = (tmp_path / "report.html").read_text()
+    assert "<th>gap 8-15</th>" in page and "Accuracy by number of pairs and by gap: mean over seeds" in page
+    assert (tmp_path / "figures" / "shares.svg").is_file()
+
+
+def test_what_diverged_is_named_below_accuracies_and_one_bin_is_no_table(tmp_path: Path) -> None:
+    effects = {"separate": 0.0, "raw": 0.3}
+    forge(tmp_path, effects, range(3), plan=plan_of(effects, range(3), metric=RECALL, smallest=0.05))
+    diverged(tmp_path / "report" / "raw" / "seed-1")
+    for file in tmp_path.rglob("test.npz"):
+        np.savez(file, **{**np.load(file), "pairs": np.full(WINDOWS, 4)})
+    write(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "Without the runs that diverged: raw." in text and "gap 8-15" in text and "4 pairs" not in text
+
+
 def test_a_ladder_says_whether_a_verdict_holds_at_every_size(tmp_path: Path) -> None:
     effects = {"sdpa": 0.0, "linear": 0.05}
     plan = plan_of(effects, range(5), ladder=["nano", "micro"])

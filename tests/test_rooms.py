@@ -19,12 +19,13 @@ INSIDE = {
     "contract": {"attention", "position", "model", "config"},
     "tokenizer": set(),
     "data": {"tokenizer", "config"},
-    "evaluation": {"attention", "position", "model", "tokenizer", "data", "config", "runs"},
+    "evaluation": {"attention", "position", "model", "tokenizer", "data", "config", "runs", "shares"},
     "interop": {"model", "tokenizer", "data", "config", "runs"},
     "training": {"model", "data", "tokenizer", "evaluation", "config", "runs", "own_files"},
-    "ablation": {"config", "runs"},
+    "ablation": {"config", "runs", "shares"},
     "config": set(),
     "runs": set(),
+    "shares": set(),
     "own_files": set(),
     "errors": set(),
 }
@@ -42,6 +43,7 @@ NEVER = {
     "ablation": {"torch", "lightning"},
     "config": {"torch", "lightning", "datasets", "wandb"},
     "runs": {"torch", "lightning", "hydra", "omegaconf"},
+    "shares": {"torch", "lightning", "hydra", "omegaconf"},
     "cli": {"torch", "lightning"},
 }
 # What a position makes and a kernel reads has one type, which lives with the reader.

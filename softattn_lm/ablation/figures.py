@@ -26,6 +26,8 @@ _STYLE: Any = {
     "axes.titlesize": 10.0, "axes.titlelocation": "left", "path.simplify": True,
 }  # fmt: skip
 
+_SHARES = {"pairs": "number of pairs", "gap": "gap"}
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -44,6 +46,7 @@ def draw_all(plan: Plan, judged: Sequence[Judged], runs: Sequence[Run], folder: 
 
     found = [_forest(plan, judged), *(_curves(plan, each, runs) for each in judged)]
     found += [figure for each in judged for figure in (_rates(plan, each), _places(plan, each, runs))]
+    found += [_shares(plan, each) for each in judged]
     found.append(_ladder(plan, judged))
     folder.mkdir(parents=True, exist_ok=True)
     pictures = []
@@ -218,6 +221,34 @@ def _places(plan: Plan, judged: Judged, runs: Sequence[Run]) -> Drawn | None:
 
     caption = f"Loss by place in the window{at(judged.size)}, mean over seeds (exploratory)."
     return Drawn(named("positions", judged.size), caption, (7.6, 3.5), draw)
+
+
+def _shares(plan: Plan, judged: Judged) -> Drawn | None:
+    """Accuracy by number of pairs and by gap, side by side."""
+    if not judged.shares:
+        return None
+    titles = {"pairs": "pairs in a sequence", "gap": "gap between answer and question, tokens"}
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots(1, len(judged.shares), sharey=True, squeeze=False)[0]
+        for ax, (what, arms) in zip(axes, judged.shares.items(), strict=True):
+            bins = list(dict.fromkeys(name for of in arms.values() for name in of))
+            for number, (arm, of) in enumerate(arms.items()):
+                shift = 0.08 * (number - (len(arms) - 1) / 2)  # or intervals would hide one another
+                x = [bins.index(name) + shift for name in of]
+                y = [100 * mean for mean, _ in of.values()]
+                half = [0.0 if math.isnan(each) else 100 * each for _, each in of.values()]
+                ax.errorbar(x, y, yerr=half, color=_colour(plan, arm), marker="o", ms=3.5, capsize=2.5, label=label(arm))
+            ax.set_xticks(range(len(bins)), bins)
+            ax.set_xlabel(titles[what])
+        axes[0].set_ylabel(f"{judged.split} accuracy, %")
+        axes[-1].legend()
+
+    caption = (
+        f"Accuracy by {' and by '.join(_SHARES[what] for what in judged.shares)}{at(judged.size)}: mean over seeds "
+        "with its 95 % interval (exploratory)."
+    )
+    return Drawn(named("shares", judged.size), caption, (7.6, 3.5), draw)
 
 
 def _ladder(plan: Plan, judged: Sequence[Judged]) -> Drawn | None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from softattn_lm.ablation.jobs import End, Stage, outcome_in
 from softattn_lm.errors import UserError
 from softattn_lm.runs import read_config, read_status
+from softattn_lm.shares import by_gap, by_pairs
 
 if TYPE_CHECKING:
     import pandas
@@ -27,7 +28,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Scores:
-    """Of the final weights, per window in reading order: see training/scores.py. correct, answers: of a task."""
+    """Of the final weights, per window in reading order: see training/scores.py. correct and below: of a task."""
 
     nats: Array
     tokens: Array
@@ -35,6 +36,10 @@ class Scores:
     position_tokens: Array | None = None
     correct: Array | None = None
     answers: Array | None = None
+    pairs: Array | None = None
+    gap_from: Array | None = None
+    gap_correct: Array | None = None
+    gap_answers: Array | None = None
 
     def value(self, metric: str) -> float:
         """nats per token, or the share of answers that are right; NaN where the file holds no answers."""
@@ -57,6 +62,14 @@ class Scores:
             for part in (slice(0, quarter), slice(-quarter, None))
         )
         return {"early": early, "late": late, "gain": early - late}
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        """{"pairs": {"4": accuracy, ..}, "gap": {"1": .., "2-3": ..}}; {} for a text."""
+        if self.pairs is None or self.gap_from is None:
+            return {}
+        counts = {name: values for name, values in vars(self).items() if values is not None}
+        pairs = {str(number): share.accuracy for number, share in by_pairs(counts).items()}
+        return {"pairs": pairs, "gap": {gap: share.accuracy for gap, share in by_gap(counts).items()}}
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ class Success:
 class Judged:
     """values[arm][seed]: the metric itself, infinite or NaN for a run that diverged; comparisons: in losses, so that
     less is better: of an accuracy, its negative. exploratory[name][arm]: (mean, difference to the baseline, half of its
-    own 95 % interval), not corrected for how many there are.
+    own 95 % interval), not corrected for how many there are. shares["pairs" or "gap"][arm][bin]: (mean accuracy, half
+    of its 95 % interval over seeds, NaN with one seed).
     """
 
     size: str | None
@@ -48,6 +49,7 @@ class Judged:
     choices: dict[str, dict[str, Any]]
     successes: dict[str, Success] = field(default_factory=dict)
     exploratory: dict[str, dict[str, tuple[float, float, float]]] = field(default_factory=dict)
+    shares: dict[str, dict[str, dict[str, tuple[float, float]]]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # of one run, by arm
     notes: tuple[str, ...] = ()
 
@@ -96,6 +98,7 @@ def _of_size(plan: Plan, folder: Path, runs: Sequence[Run], size: str | None) ->
         choices,
         successes=_successes(plan, counted, values),
         exploratory=_exploratory(plan, counted, scores),
+        shares=_shares(plan, counted, scores),
         seconds={arm: float(np.mean(own)) for arm in plan.arms if (own := _seconds(reported, arm))},
         notes=_notes(plan, choices),
     )
@@ -207,3 +210,27 @@ def _beside(of: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str, t
             interval = paired_interval(d, 0.95)
             rows[arm] = (mean, interval.mean, interval.half)
     return rows
+
+
+def _shares(
+    plan: Plan, runs: Sequence[Run], scores: Mapping[str, Scores]
+) -> dict[str, dict[str, dict[str, tuple[float, float]]]]:
+    """See Judged. What tells nothing apart, as there is one bin, is left out."""
+    accuracies: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for run in sorted(runs, key=lambda run: list(plan.arms).index(run.arm)):
+        if run.path in scores:
+            for what, bins in scores[run.path].shares().items():
+                for name, accuracy in bins.items():
+                    accuracies.setdefault(what, {}).setdefault(run.arm, {}).setdefault(name, []).append(accuracy)
+    return {
+        what: {arm: {name: _around(values) for name, values in bins.items()} for arm, bins in arms.items()}
+        for what, arms in accuracies.items()
+        if len({name for bins in arms.values() for name in bins}) > 1
+    }
+
+
+def _around(values: Sequence[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], math.nan
+    interval = paired_interval(np.array(values), 0.95)
+    return interval.mean, interval.half

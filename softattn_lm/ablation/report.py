@@ -151,6 +151,9 @@ def _blocks(report: Report, runs: Sequence[Run]) -> list[Block]:
         explored = sections.explored(plan, each)
         shown: list[Block] = [*([explored] if explored else []), *_picture(report, "positions", each.size)]
         blocks += _section(f"Exploratory{at}", shown)
+        found_in = [found for what in ("pairs", "gap") if (found := sections.shares(each, what)) is not None]
+        title = f"Accuracy by number of pairs and by gap{at}"
+        blocks += _section(title, [*found_in, *_picture(report, "shares", each.size)])
     return [*blocks, *_how(report, runs)]
 
 

@@ -197,3 +197,25 @@ def explored(plan: Plan, judged: Judged) -> Table | None:
     head = ["arm", *(cell for name in judged.exploratory for cell in (name, "difference"))]
     note = "Nats per token; each difference with its own 95 % t interval, not corrected for how many are looked at."
     return Table(head, rows, note)
+
+
+def shares(judged: Judged, what: str) -> Table | None:
+    """Accuracy by number of pairs or by gap, a row per arm; `what`: "pairs" or "gap"."""
+    arms = judged.shares.get(what)
+    if arms is None:
+        return None
+    bins = list(dict.fromkeys(name for of in arms.values() for name in of))
+    rows = [[arm, *(_share(of[name]) if name in of else NONE for name in bins)] for arm, of in arms.items()]
+    lost = [arm for arm, of in judged.values.items() if any(not math.isfinite(value) for value in of.values())]
+    note = {
+        "pairs": "Accuracy in %, by what a sequence asks to be kept in mind (of recall, its pairs).",
+        "gap": "Accuracy in %, by how many tokens before the question the answer stands.",
+    }[what]
+    note += " Mean over seeds with its own 95 % t interval, not corrected for how many are looked at."
+    note += f" Without the runs that diverged: {', '.join(lost)}." if lost else ""
+    return Table(["arm", *(f"{name} pairs" if what == "pairs" else f"gap {name}" for name in bins)], rows, note)
+
+
+def _share(found: tuple[float, float]) -> str:
+    mean, half = found
+    return f"{100 * mean:.2f}" + ("" if math.isnan(half) else f" ± {100 * half:.2f}")

@@ -12,8 +12,9 @@ import yaml
 
 from softattn_lm.ablation.judge import Judged
 from softattn_lm.ablation.plan import Plan
-from softattn_lm.ablation.question import BASE
+from softattn_lm.ablation.question import BASE, make_plan
 from softattn_lm.ablation.verdict import Comparison
+from softattn_lm.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -138,17 +139,38 @@ def _asked(plan: Plan) -> tuple[list[str], str | None]:
         shipped = file.parent.name == "ablation" and file.parent.parent.name == "configs"
         said = _said(file)
         own = [word for word in plan.base if word not in (*BASE, *(said.get("base") or []))]
-        return [file.stem if shipped else str(file), *own], file.stem
+        return [file.stem if shipped else str(file), *own, *_typed(plan, said)], file.stem
     keys = {words[0].partition("=")[0] for words in plan.arms.values() if words}
     values = [_value(words) for words in plan.arms.values()]
     arms = f"{next(iter(keys))}={','.join(values)}" if len(keys) == 1 else ",".join(plan.arms)
     typed = [arms, *(word for word in plan.base if word not in BASE)]
-    if plan.tune is not None:
-        typed += ["tune=lr", f"trials={len(plan.tune.grid)}"]
-    typed += [f"metric={plan.metric.name}"] if plan.metric.name != "loss" else []
-    typed += [f"smallest={plan.smallest:g}"] if plan.smallest != 0.01 else []
-    typed += [f"match={plan.match}"] if plan.match != "none" else []
-    return [*typed, *([f"ladder={','.join(plan.ladder)}"] if plan.ladder else [])], None
+    return [*typed, *_typed(plan, {})], None
+
+
+def _typed(plan: Plan, said: dict[str, Any]) -> list[str]:
+    """The settings by which a plan differs from what its file says by itself."""
+    arms = {"arms": plan.arms}
+    try:
+        usual = make_plan(said | arms, [], plan.name)
+    except UserError:  # the file was edited since, and says nothing any more
+        usual = make_plan(arms, [], plan.name)
+    words = [
+        f"{key}={now}"
+        for key in ("question", "hypothesis", "baseline", "match")
+        if (now := getattr(plan, key)) is not None and now != getattr(usual, key)
+    ]
+    words += [f"metric={plan.metric.name}"] if plan.metric != usual.metric else []
+    words += [f"smallest={plan.smallest!r}"] if plan.smallest != usual.smallest else []
+    words += [f"ladder={','.join(plan.ladder)}"] if plan.ladder and plan.ladder != usual.ladder else []
+    words += [f"budget={plan.budget_minutes!r}"] if plan.budget_minutes != usual.budget_minutes else []
+    if plan.tune == usual.tune:
+        return words
+    if plan.tune is None:
+        return [*words, "tune=none"]
+    trials = len(plan.tune.grid)
+    plainly = make_plan(arms | {"tune": {"trials": trials}}, [], plan.name).tune
+    # trials= keeps what a file says of the factor and the seeds; tune=lr puts the usual ones in their place.
+    return [*words, *(["tune=lr"] if plan.tune == plainly else []), f"trials={trials}"]
 
 
 def _value(words: list[str]) -> str:

@@ -31,7 +31,7 @@ def joined(y: Tensor, length: int) -> Tensor:
     return y.flatten(2, 3)[:, :, :length]
 
 
-def behind(q: Tensor, total: int) -> Tensor:
+def at_the_end(q: Tensor, total: int) -> Tensor:
     """(B, H, T, E) -> (B, H, total, E): the queries of the last T of `total` tokens, zeros before them."""
     return F.pad(q, (0, 0, total - q.shape[-2], 0)) if q.shape[-2] < total else q
 

@@ -5,13 +5,14 @@ the terminal and signals.
 from __future__ import annotations
 
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from softattn_lm.ablation import journal, matching, question
 from softattn_lm.ablation.executors.local import Local
@@ -22,6 +23,7 @@ from softattn_lm.ablation.plan import FILE, Plan, agreed
 from softattn_lm.ablation.planner import Planner, Result, locked
 from softattn_lm.ablation.stages import Stages
 from softattn_lm.commands import COMMANDS
+from softattn_lm.commands.ablate_printed import printed
 from softattn_lm.commands.ablate_progress import Progress, show_dry_run
 from softattn_lm.config.argv import sort
 from softattn_lm.config.check import check
@@ -51,12 +53,15 @@ def run(cfg: dict[str, Any], words: list[str], typed: list[str]) -> None:
     if settings.dry_run:
         _dry_run(plan, folder, settings, execution)
         return
-    if settings.save_as is not None:
-        plan = _saved(plan, said, settings.save_as)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder, _say) as lock:
-        result = _work(_begun(plan, folder), folder, settings, execution, lock)
-    _report(folder, result)
+    # A shell that is given the commands is given nothing else.
+    out = sys.stdout
+    with redirect_stdout(sys.stderr) if settings.executor == "print" else nullcontext():
+        if settings.save_as is not None:
+            plan = _saved(plan, said, settings.save_as)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with locked(folder, _say) as lock:
+            result = _work(_begun(plan, folder), folder, settings, execution, lock, out)
+        _report(folder, result)
 
 
 def asked(settings: AblateSettings, words: Sequence[str], typed: list[str]) -> tuple[Plan, dict[str, Any]]:
@@ -142,7 +147,7 @@ def _begun(plan: Plan, folder: Path) -> Plan:
     return merged
 
 
-def _work(plan: Plan, folder: Path, settings: AblateSettings, execution: list[str], lock: int) -> Result:
+def _work(plan: Plan, folder: Path, settings: AblateSettings, execution: list[str], lock: int, out: TextIO) -> Result:
     configs = Configs(plan, composed, execution)
     first = configs.of(plan.baseline, plan.sizes[0])
     slots = _slots(settings, first)
@@ -155,14 +160,15 @@ def _work(plan: Plan, folder: Path, settings: AblateSettings, execution: list[st
         for residual in matching.residuals(plan, costs):
             _say(str(residual))
         if settings.executor == "print":
-            return _printed(plan, folder, configs, execution)
+            return printed(plan, folder, configs, execution, unfit, out)
         if settings.executor != "local":
             here.close()
             executor = _submitit(settings, folder, execution, first)
         seconds = {
             (size, arm): c["steps"] * c["seconds_per_step"] for size, arms in costs.items() for arm, c in arms.items()
         }
-        with _counted_signals() as stops, Progress(seconds, len(slots)) as progress:
+        places = None if settings.executor == "slurm" else len(slots) if executor is here else settings.slots or 1
+        with _counted_signals() as stops, Progress(seconds, places) as progress:
             planner = Planner(plan, folder, configs, executor, progress, lambda: len(stops), unfit)
             result = planner.run()
             if stops:
@@ -228,19 +234,6 @@ def _submitit(settings: AblateSettings, folder: Path, execution: list[str], cfg:
         parameters=settings.slurm,
         waits=settings.wait,
     )
-
-
-def _printed(plan: Plan, folder: Path, configs: Configs, execution: list[str]) -> Result:
-    from softattn_lm.ablation.executors.printed import commands
-
-    stages = Stages(plan, folder, configs)
-    waiting = stages.needed()
-    for line in commands(folder, waiting, configs, execution):
-        print(line)
-    if waiting:
-        return Result(left=len(waiting), stopped=True)
-    ends = [stages.outcome(job).end for job in stages.known()]
-    return Result(ends.count("finished"), ends.count("diverged"))
 
 
 def _dry_run(plan: Plan, folder: Path, settings: AblateSettings, execution: list[str]) -> None:

@@ -20,9 +20,11 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """seconds: of a run, by size and arm, as measured alone; what runs really take corrects it as they end."""
+    """seconds: of a run, by size and arm, as measured alone; what runs really take corrects it as they end. slots:
+    None where runs wait in a queue, of which nobody knows how long it is.
+    """
 
-    def __init__(self, seconds: dict[tuple[str | None, str], float], slots: int) -> None:
+    def __init__(self, seconds: dict[tuple[str | None, str], float], slots: int | None) -> None:
         self.seconds, self.slots = seconds, slots
         self.console = plain_console()
         self._began: dict[str, float] = {}
@@ -54,13 +56,14 @@ class Progress:
             if job.path in done and (since := self._began.pop(job.path, None)) is not None:
                 self._ratios.append((now - since) / max(1e-3, self._expected(job)))
         self._began |= running
-        left = duration(self.left(jobs, done, running, now))
+        left = "" if self.slots is None else f", {duration(self.left(jobs, done, running, now))} left"
+        at_work = f"{len(running)} {'submitted' if self.slots is None else 'running'}"
         if self._bar is not None:
-            said = f"{len(running)} running  {left} left"
+            said = f"{at_work}{left}"
             self._bar.update(self._task, total=len(jobs), completed=len(done), said=said)
         elif now - self._spoke >= SECONDS_BETWEEN_LINES:
             self._spoke = now
-            self.say(f"{len(done)} of {len(jobs)} runs done, {len(running)} running, {left} left")
+            self.say(f"{len(done)} of {len(jobs)} runs done, {at_work}{left}")
 
     def say(self, line: str) -> None:
         self.console.print(line, soft_wrap=True)
@@ -73,7 +76,7 @@ class Progress:
             if job.path not in done:
                 spent = now - running[job.path] if job.path in running else 0.0
                 total += max(0.0, slower * self._expected(job) - spent)
-        return total / max(1, self.slots)
+        return total / max(1, self.slots or 1)
 
     def _expected(self, job: Job) -> float:
         known = [*self.seconds.values()] or [1.0]

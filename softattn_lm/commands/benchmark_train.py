@@ -4,11 +4,13 @@ beside transformers in a bare loop and the rate of matrix products.
     limit   rate of a product of two 1024 x 1024 matrices, over the operations of a token (see training/describe.py)
 
 `train` runs as the command does, on a text of 65 symbols, and its time is what metrics.jsonl says of the steps behind
-the first few.
+the first few. Compiled are bare loops of both sides, whose first step tells what compiling costs.
 """
 
 from __future__ import annotations
 
+import os
+import statistics
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +32,7 @@ from softattn_lm.config.tree import config_folder
 from softattn_lm.data.module import MicroBatches
 from softattn_lm.errors import UserError
 from softattn_lm.runs import new_run, read_metrics
+from softattn_lm.training.break_even import CACHE, break_even
 from softattn_lm.training.describe import describe
 from softattn_lm.training.muon import fast_bfloat16
 from softattn_lm.training.run import prepared_data, train
@@ -37,12 +40,13 @@ from softattn_lm.training.run import prepared_data, train
 WARM_UP = 3  # steps at the start of a run that are not timed
 APART, AGREE = 500, 0.01  # after so many steps bfloat16 may be so many nats from float32
 LOADS = 50  # batches that are fetched to time one
+LONG = 2000  # steps of the run that compiling is held against, those of experiment=nanogpt_cpu
 
 
 class Case(NamedTuple):
     """targets: ours to transformers in float32, its share of the rate of products, train to the bare loop, and the
     share of a step that fetching a batch may take. half_ahead, half_faster: of bfloat16, ours to transformers under
-    autocast, and to our float32.
+    autocast, and to our float32. compiled: whether it is also compared so.
     """
 
     shape: Shape
@@ -53,11 +57,12 @@ class Case(NamedTuple):
     half_ahead: float | None = None
     half_faster: float | None = None
     loading: float = 0.02
+    compiled: bool = False
 
 
 CASES = [
-    Case(Shape(4, 128, 64, 12), 40, 1.45, None, 1.05),
-    Case(Shape(6, 384, 256, 8), 4, 1.12, 0.80, 1.02, half_ahead=1.15, half_faster=1.7),
+    Case(Shape(4, 128, 64, 12), 40, 1.45, None, 1.05, compiled=True),
+    Case(Shape(6, 384, 256, 8), 3, 1.12, 0.80, 1.02, half_ahead=1.15, half_faster=1.7),
 ]
 
 
@@ -79,6 +84,11 @@ def benchmark(settings: BenchmarkSettings, file: Path) -> None:
         text.write_text(symbols(2**20), encoding="ascii")
         for case in CASES:
             rows += compare(case, Path(scratch), settings.repeats, half)
+            if case.compiled:
+                row, said = compare_compiled(case, Path(scratch), settings.repeats)
+                rows.append(row)
+                report.found["compiled"] = said
+                report.console.print(said, highlight=False)
         if half:
             for case in CASES if settings.long else CASES[:1]:
                 rows.append(agreement(case.shape, Path(scratch)))
@@ -129,6 +139,24 @@ def compare(case: Case, scratch: Path, repeats: int, half: bool) -> list[Row]:
         peers = {"float32": ours}
         rows.append(Row("  bfloat16, beside our float32", unit, ours_half, peers, "float32", case.half_faster))
     return rows
+
+
+def compare_compiled(case: Case, scratch: Path, repeats: int) -> tuple[Row, str]:
+    """Bare loops of both sides through torch.compile, nothing of which is cached before, and when ours has paid."""
+    shape, steps = case.shape, case.steps
+    os.environ[CACHE] = str(scratch / "compiled")
+    eager, ours, peer = bare_training.ours(shape), bare_training.ours(shape), bare_training.of_transformers(shape)
+    for loop in (ours, peer):
+        loop.model.compile()
+    compiling = seconds_of(ours.step)
+    loops = {"bare loop": eager, "compiled": ours, "transformers, compiled": peer}
+    found = interleaved({name: partial(rate_of_loop, loop, shape, steps) for name, loop in loops.items()}, repeats)
+    compiled = found.pop("compiled")
+    before, after = (shape.tokens / statistics.median(rates) for rates in (found["bare loop"], compiled))
+    return (
+        Row(f"{shape}, float32, bare loop compiled", "tokens/s", compiled, found, "transformers, compiled"),
+        break_even(compiling, before, after, LONG),
+    )
 
 
 def rate_of_loop(loop: BareLoop, shape: Shape, steps: int) -> float:

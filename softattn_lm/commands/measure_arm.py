@@ -35,7 +35,7 @@ def measured(cfg: dict[str, Any]) -> dict[str, Any]:
     from softattn_lm.data.module import TextDataModule
     from softattn_lm.training.budget import max_steps
     from softattn_lm.training.describe import describe
-    from softattn_lm.training.lit import batch_loss
+    from softattn_lm.training.loss import batch_loss, make_loss
     from softattn_lm.training.run import prepared_data
 
     trainer, training = TrainerSettings(**cfg["trainer"]), TrainingSettings(**cfg["training"])
@@ -51,9 +51,12 @@ def measured(cfg: dict[str, Any]) -> dict[str, Any]:
     )  # fmt: skip
     batches = [[tensor.to(device) for tensor in batch] for batch in data.train_dataloader()]
 
+    loss = make_loss(model.vocab_size, training.loss_chunk)
+    model.recomputes = training.checkpoint_activations == "block"
+
     def passes() -> None:
         for batch in batches:
-            batch_loss(model, batch).backward()
+            batch_loss(model, batch, loss).backward()
 
     def step() -> None:
         passes()

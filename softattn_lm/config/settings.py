@@ -46,8 +46,11 @@ class TrainingSettings:
     clip: float | None = 1.0  # largest norm of the whole gradient; null does not clip
     precision: Literal["float32", "bfloat16"] = "float32"
     compile: bool = False
+    loss_chunk: int | None = None  # tokens whose logits are made at once; 0: all; null: where the vocabulary is large
+    checkpoint_activations: Literal["none", "block"] = "none"
     val_every: int = 250
     log_every: int = 10
+    throughput: bool = True  # tokens per second, and their share of the device's peak, at log_every
     sample_every: int | None = 0  # 0: at the end only; null: never
     save_every: int = 0  # 0: with each validation
     keep_steps: list[int] | Literal["log"] = field(default_factory=list)

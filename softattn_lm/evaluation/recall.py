@@ -1,11 +1,7 @@
-"""How many answers of a task are right: of all, by the number of pairs in the sequence, and by gap.
-
-A gap is how many tokens before the question its answer stands. Bins double: 1, 2-3, 4-7, 8-15, ...
-"""
+"""How many answers of a task are right, counted over its windows; what is made of the counts is in shares.py."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,21 +11,10 @@ from softattn_lm.data.tasks.base import FixedSet, Sequences, TaskWindows
 from softattn_lm.data.windows import PADDED
 from softattn_lm.evaluation.likelihood import Likelihood, LikelihoodResult
 from softattn_lm.evaluation.watching import evaluating
+from softattn_lm.shares import Share, by_gap, by_pairs
 
 if TYPE_CHECKING:
     from softattn_lm.model.decoder import DecoderLM
-
-
-@dataclass(frozen=True)
-class Share:
-    """`correct` of `answers` are right."""
-
-    correct: int
-    answers: int
-
-    @property
-    def accuracy(self) -> float:
-        return self.correct / self.answers
 
 
 def by_window(right: np.ndarray, sequences: Sequences) -> dict[str, np.ndarray]:
@@ -47,23 +32,6 @@ def by_window(right: np.ndarray, sequences: Sequences) -> dict[str, np.ndarray]:
         "gap_from": 2**there,
         "gap_correct": correct[there],
         "gap_answers": answers[there],
-    }
-
-
-def by_pairs(found: dict[str, np.ndarray]) -> dict[int, Share]:
-    """From what `by_window` gives: number of pairs -> share."""
-    shares = {}
-    for pairs in np.unique(found["pairs"]):
-        here = found["pairs"] == pairs
-        shares[int(pairs)] = Share(int(found["correct"][here].sum()), int(found["answers"][here].sum()))
-    return shares
-
-
-def by_gap(found: dict[str, np.ndarray]) -> dict[str, Share]:
-    """From what `by_window` gives: "4-7" -> share."""
-    return {
-        "1" if first == 1 else f"{first}-{2 * first - 1}": Share(int(correct), int(answers))
-        for first, correct, answers in zip(found["gap_from"], found["gap_correct"], found["gap_answers"], strict=True)
     }
 
 

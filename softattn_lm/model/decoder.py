@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from softattn_lm.attention.block import CausalSelfAttention, Given, OutputGate, QKNorm
 from softattn_lm.attention.cache import Keep, KVCache
@@ -94,6 +95,7 @@ class DecoderLM(nn.Module):
             )
         self.vocab_size, self.context, self.n_layer, self.final_cap = vocab_size, context, n_layer, final_cap
         self.short_conv = short_conv
+        self.recomputes = False  # blocks keep their input alone, and are computed again backwards
         self.masks: list[Causal] = [of_layer(mask, layer) for layer in range(n_layer)]
         shapes = {
             "n_head": n_head,
@@ -161,13 +163,16 @@ class DecoderLM(nn.Module):
         documents: Tensor | None = None,
         return_weights: bool = False,
         start: int = 0,
+        targets: Tensor | None = None,
+        loss: Callable[..., Tensor] | None = None,
     ) -> Any:
         """(B, T) int64 -> logits (B, T, V); with return_weights a pair (logits, [A of shape (B, H, T, S) per layer]).
 
         cache: what earlier calls remembered; this call's tokens are added to it. start: position of the first token
         when there is no cache. documents (B, T): which packed text each token belongs to, −1 for padding; needs a mask
         that keeps documents apart. A query reads at most `context` keys, itself included, however long the text is;
-        that of a recurrent kernel reads all of it.
+        that of a recurrent kernel reads all of it. loss: what to make, in place of logits, of the final states (B, T,
+        C), the head, the final cap and `targets`.
         """
         if documents is not None and not self.packs_documents:
             raise UserError(
@@ -189,12 +194,18 @@ class DecoderLM(nn.Module):
         x = self._embed(idx, places, cache)
         every_layer, first = [], None
         for block, here in zip(self.layers, given, strict=True):
-            x, weights, values = block(x, idx, here, cache, return_weights, first)
+            if self.recomputes and torch.is_grad_enabled() and cache is None and not return_weights:
+                x, weights, values = checkpoint(block, x, idx, here, None, False, first, use_reentrant=False)
+            else:
+                x, weights, values = block(x, idx, here, cache, return_weights, first)
             every_layer.append(weights)
             first = values if first is None else first
         if cache is not None:
             cache.advance(new)
-        logits = self.head(self.final_norm(x))  # (B, T, V)
+        x = self.final_norm(x)
+        if loss is not None:
+            return loss(x, self.head, self.final_cap, targets)
+        logits = self.head(x)  # (B, T, V)
         if self.final_cap is not None:
             logits = self.final_cap * torch.tanh(logits / self.final_cap)
         return (logits, every_layer) if return_weights else logits

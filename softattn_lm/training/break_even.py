@@ -14,7 +14,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 
-from softattn_lm.training.lit import LitGPT, batch_loss
+from softattn_lm.training.lit import LitGPT
+from softattn_lm.training.loss import batch_loss
 from softattn_lm.training.metrics import Clock
 
 TIMED = 3  # passes; the fastest counts
@@ -41,7 +42,7 @@ class BreakEven(Callback):
             def one_pass() -> float:
                 began = time.perf_counter()
                 with trainer.precision_plugin.forward_context():
-                    loss = batch_loss(model, [tokens])
+                    loss = batch_loss(model, [tokens], pl_module.loss)
                 loss.backward()
                 loss.item()  # waits for the device
                 seconds = time.perf_counter() - began

@@ -100,12 +100,17 @@ def _devices(settings: TrainerSettings) -> int:
     return torch.cuda.device_count() if on_cuda(settings) else 1
 
 
+def device_count(settings: TrainerSettings) -> int:
+    """Of all machines."""
+    return _devices(settings) * settings.num_nodes
+
+
 def on_cuda(settings: TrainerSettings) -> bool:
     return settings.accelerator in ("auto", "gpu") and torch.cuda.is_available()
 
 
 def _strategy(settings: TrainerSettings, unused_parameters: bool) -> str | Strategy:
-    devices = _devices(settings) * settings.num_nodes
+    devices = device_count(settings)
     if settings.strategy == "fsdp":
         return ModelParallelStrategy(
             data_parallel_size=devices,

@@ -16,12 +16,12 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 
 from softattn_lm.errors import UserError
-from softattn_lm.evaluation.likelihood import IGNORED, Likelihood, LikelihoodResult
+from softattn_lm.evaluation.likelihood import Likelihood, LikelihoodResult
+from softattn_lm.training.loss import batch_loss, make_loss
 from softattn_lm.training.nonfinite import first_in_backward, first_in_forward
 from softattn_lm.training.schedule import Schedule
 
@@ -60,18 +60,13 @@ def dropout_seed(seed: int, micro_batch: int, rank: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def batch_loss(model: Callable[..., Tensor], batch: list[Tensor]) -> Tensor:
-    """[tokens (B, T+1) int64, perhaps documents (B, T)] -> mean nats per token; of a task [x, y (B, T), share ()] ->
-    nats of its answers over the share, see `TaskBatches`.
+def seed_device(seed: int, device: torch.device) -> None:
+    """What torch.manual_seed does, for the processor and `device` alone: for kinds of device that are not there, that
+    one formats a traceback at each call, a millisecond.
     """
-    if len(batch) == 3:
-        x, y, share = batch
-        logits = model(x, documents=None)  # (B, T, V)
-        nats = F.cross_entropy(logits.float().flatten(0, 1), y.flatten(), ignore_index=IGNORED, reduction="sum")
-        return nats / share
-    tokens, *documents = batch
-    logits = model(tokens[:, :-1], documents=documents[0] if documents else None)  # (B, T, V)
-    return F.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
 
 
 class LitGPT(LightningModule):
@@ -93,6 +88,8 @@ class LitGPT(LightningModule):
         seed: int,
         validation_sets: list[ValidationSet],
         compiled: bool = False,
+        loss_chunk: int | None = None,
+        checkpoint_activations: Literal["none", "block"] = "none",
         nonfinite: Literal["stop", "skip"] = "stop",
         max_skipped: int = 10,
         val_batch_size: int = 1,
@@ -110,8 +107,10 @@ class LitGPT(LightningModule):
         self._inputs: list[tuple[int, list[Tensor]]] = []  # micro-batches of the window, to look again at a bad one
         self._grad_norm: Tensor | None = None
         self._likelihoods: list[Likelihood] = []
+        self.loss = make_loss(model.vocab_size, loss_chunk)
+        model.recomputes = checkpoint_activations == "block"
         if compiled:
-            model.compile()  # in place: parameter names stay as they are
+            model.compile()  # in place: parameter names stay as they are; with the loss, which the model computes
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -123,8 +122,8 @@ class LitGPT(LightningModule):
         return loss
 
     def _loss(self, model: Callable[..., Tensor], batch: list[Tensor], batch_idx: int) -> Tensor:
-        torch.manual_seed(dropout_seed(self.seed, batch_idx, self.global_rank))
-        return batch_loss(model, batch)
+        seed_device(dropout_seed(self.seed, batch_idx, self.global_rank), self.device)
+        return batch_loss(model, batch, self.loss)
 
     def optimizer_step(
         self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Callable[[], Any] | None = None

@@ -6,8 +6,9 @@
     {"kind": "telemetry", "step": .., "layer": .., "head": .., ..}    see training/telemetry.py
 
 loss: nats per token. tokens: trained on so far; in validation rows the ones predicted. seconds: spent training so far,
-without validation, sampling and saving, and added up over continuations. A number that is not finite is written as
-null.
+without validation, sampling and saving, and added up over continuations. The last of the rows that are written at once
+says {"tokens_per_second": .., "mfu": ..} since the one before, see training/throughput.py. A number that is not
+finite is written as null.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from softattn_lm.runs import read_metrics, replace_text
 from softattn_lm.training.lit import LitGPT, StepResult
+from softattn_lm.training.throughput import Throughput
 
 
 class Clock:
@@ -69,15 +71,26 @@ class Metrics(Callback):
     Losses are read from the device only then. `flushed`: the latest written row, for the progress bar.
     """
 
-    def __init__(self, folder: Path, clock: Clock, *, log_every: int, tokens_per_step: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        clock: Clock,
+        *,
+        log_every: int,
+        tokens_per_step: int,
+        throughput: Throughput | None = None,
+    ) -> None:
         self.path = folder / "metrics.jsonl"
         self.clock, self.log_every, self.tokens_per_step = clock, log_every, tokens_per_step
+        self.throughput = throughput
         self.flushed: dict[str, Any] = {}
         self._waiting: list[tuple[StepResult, float]] = []
         self._last = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last = trainer.global_step
+        if self.throughput is not None:
+            self.throughput.step, self.throughput.seconds = trainer.global_step, self.clock.seconds
         self.clock.start()
 
     def on_train_batch_end(
@@ -112,6 +125,8 @@ class Metrics(Callback):
                     "seconds": round(seconds, 4),
                 }
             )
+        if self.throughput is not None:
+            rows[-1] |= self.throughput.figures(self._waiting[-1][0].step, self._waiting[-1][1])
         self._waiting = []
         self.write(trainer, rows)
         self.flushed = rows[-1]

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.strategies import ModelParallelStrategy
 from rich.console import Console
@@ -22,6 +23,7 @@ from softattn_lm.data.tasks import FixedSet
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.likelihood import LikelihoodResult
 from softattn_lm.evaluation.telemetry import Probe, make_probe
+from softattn_lm.model.decoder import DecoderLM
 from softattn_lm.own_files import require_own_files
 from softattn_lm.runs import (
     State,
@@ -54,7 +56,7 @@ from softattn_lm.training.continued import (
 from softattn_lm.training.describe import describe
 from softattn_lm.training.fork import lost_last, planted, read_parent
 from softattn_lm.training.interrupt import Interrupt
-from softattn_lm.training.launch import check_device, make_trainer, on_cuda, quiet
+from softattn_lm.training.launch import check_device, device_count, make_trainer, on_cuda, quiet
 from softattn_lm.training.lit import LitGPT, ValidationSet
 from softattn_lm.training.metrics import Clock, Metrics, write_csv
 from softattn_lm.training.progress import ProgressReport
@@ -64,11 +66,13 @@ from softattn_lm.training.scores import require_scorable, write_scores
 from softattn_lm.training.signals import Left, asks_to_requeue, exit_status, signal_name, signals_end_the_run
 from softattn_lm.training.summary import ended, say
 from softattn_lm.training.telemetry import Telemetry
+from softattn_lm.training.throughput import Throughput, peak_flops
 from softattn_lm.training.tracking import finish_loggers, make_loggers
 
 # Per forward pass and device. Large enough to be quick, small enough for the logits of a large vocabulary: no result
 # depends on it beyond rounding.
 VALIDATION_TOKENS = 4096
+VALIDATION_LOGITS = 2**26  # of them at most, where the vocabulary is large
 # What writing a file may come to: no room, none allowed, no permission, a broken disk.
 CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 WAIT = 120.0  # seconds for the first of several processes to put a fork's first checkpoint in its place
@@ -223,7 +227,7 @@ def _train(
 
     model = build(cfg["model"], vocab_size=prepared.tokenizer.vocab_size, seed=seed)
     sizes = describe(model, cfg["batch_size"], steps)
-    val_batch_size = max(1, VALIDATION_TOKENS // model.context)
+    val_batch_size = _windows_at_once(model)
     data = TextDataModule(
         prepared,
         context=model.context,
@@ -247,6 +251,8 @@ def _train(
         accumulate=training.accumulate,
         seed=seed,
         compiled=training.compile,
+        loss_chunk=training.loss_chunk,
+        checkpoint_activations=training.checkpoint_activations,
         nonfinite=training.nonfinite,
         max_skipped=training.max_skipped,
         validation_sets=[_validation_set(prepared, each) for each in data.validation_names],
@@ -290,8 +296,13 @@ def _train(
         held_back = prepared.splits[data.validation_names[0]]
         documents = held_back.documents if model.packs_documents else None
         probe = make_probe(held_back.tokens, model.context, model.vocab_size, documents)
+    throughput = None
+    if training.throughput:
+        devices = device_count(TrainerSettings(**cfg["trainer"]))
+        peak = peak_flops(torch.device("cuda" if on_cuda(TrainerSettings(**cfg["trainer"])) else "cpu"))
+        throughput = Throughput(sizes["tokens_per_step"], sizes["flops_per_token"], peak, devices)
     callbacks = _callbacks(
-        training, folder, console, clock, prepared, contents, sizes, seed, bool(lit.validation_sets), probe
+        training, folder, console, clock, prepared, contents, sizes, seed, bool(lit.validation_sets), probe, throughput
     )
     interrupt = next(c for c in callbacks if isinstance(c, Interrupt))
     with quiet():
@@ -347,6 +358,7 @@ def _train(
         return state
     assert trainer.global_step == steps, (trainer.global_step, steps)
     spent = clock.seconds
+    per_second = (steps - first_step) * sizes["tokens_per_step"] / max(1e-9, spent - seconds)
     scores = {}
     if first_rank and training.score:
         whole = load_run(folder).model if isinstance(trainer.strategy, ModelParallelStrategy) else model
@@ -360,7 +372,8 @@ def _train(
         "validation": {name: _figures(result) for name, result in lit.validation.items()},
         "tokens": steps * sizes["tokens_per_step"],
         "seconds": spent,
-        "tokens_per_second": (steps - first_step) * sizes["tokens_per_step"] / max(1e-9, spent - seconds),
+        "tokens_per_second": per_second,
+        "mfu": None if throughput is None else throughput.of(per_second).get("mfu"),
         "parameters": sizes["parameters"],
         "opening": prepared.tokenizer.decode(_opening(prepared)),
         "flops_per_token": sizes["flops_per_token"],
@@ -408,18 +421,22 @@ def _finish(cfg: dict[str, Any], folder: Path, prepared: Prepared, start: Start)
         "tokens": tokens,
         "seconds": start.seconds,
         "tokens_per_second": tokens / max(1e-9, start.seconds),
+        "mfu": None,
         "parameters": sizes["parameters"],
         "opening": prepared.tokenizer.decode(opening),
         "flops_per_token": sizes["flops_per_token"],
         "attention": loaded.model.explain_kernels("cuda" if on_cuda(TrainerSettings(**cfg["trainer"])) else "cpu"),
         "telemetry": None,
-        "scores": write_scores(
-            loaded.model, prepared, score, folder, max(1, VALIDATION_TOKENS // loaded.model.context)
-        ),
+        "scores": write_scores(loaded.model, prepared, score, folder, _windows_at_once(loaded.model)),
         "fingerprint": prepared.fingerprint,
     }
     write_json(folder / "summary.json", summary)
     write_status(folder, "finished", step=start.step, steps=start.step, parent=start.fork)
+
+
+def _windows_at_once(model: DecoderLM) -> int:
+    """Of a validation batch."""
+    return max(1, min(VALIDATION_TOKENS, VALIDATION_LOGITS // model.vocab_size) // model.context)
 
 
 def _wait_for(checkpoint: Path) -> None:
@@ -441,6 +458,7 @@ def _callbacks(
     seed: int,
     validates: bool,
     probe: Probe | None,
+    throughput: Throughput | None,
 ) -> list[Callback]:
     """In the order in which Lightning calls them: rows are written before they are shown, and both before a
     checkpoint.
@@ -450,6 +468,7 @@ def _callbacks(
         clock,
         log_every=training.log_every,
         tokens_per_step=sizes["tokens_per_step"],
+        throughput=throughput,
     )
     cache = runs_folder(contents["config"]["runs"]) / "cache"
     every, tokenizer, opening = training.sample_every, prepared.tokenizer, _opening(prepared)

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from softattn_lm.data import Prepared
 from softattn_lm.data.module import ValidationBatches
@@ -27,6 +26,7 @@ from softattn_lm.data.tasks import FixedSet
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.likelihood import Likelihood
 from softattn_lm.evaluation.recall import by_window
+from softattn_lm.evaluation.watching import evaluating
 
 if TYPE_CHECKING:
     from softattn_lm.model.decoder import DecoderLM
@@ -66,17 +66,12 @@ def score(
     """(the arrays of the file, figures) of one split; `batch_size` windows at once, which changes nothing else."""
     split = prepared.splits[name]
     batches = ValidationBatches(split, model.context, batch_size, 0, 1, model.packs_documents)
-    device, was_training = model.embed.weight.device, model.training
-    likelihood = Likelihood(isinstance(split, FixedSet))
-    model.eval()
-    try:
-        with torch.no_grad():
-            for index in range(len(batches)):
-                x, y, *documents = (tensor.to(device) for tensor in batches[index])
-                logits = model(x, documents=documents[0] if documents else None)
-                likelihood.add(logits, y)
-    finally:
-        model.train(was_training)
+    device, likelihood = model.embed.weight.device, Likelihood(isinstance(split, FixedSet))
+    with evaluating(model):
+        for index in range(len(batches)):
+            x, y, *documents = (tensor.to(device) for tensor in batches[index])
+            logits = model(x, documents=documents[0] if documents else None)
+            likelihood.add(logits, y)
     arrays, result = likelihood.windows(), likelihood.result()
     if isinstance(split, FixedSet):
         arrays |= by_window(likelihood.right(), split.sequences)

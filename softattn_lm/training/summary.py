@@ -23,11 +23,13 @@ def say(console: Console, summary: dict[str, Any]) -> None:
     table.add_column(overflow="fold")
     for name, found in summary["validation"].items():
         table.add_row(f"{name} loss", likelihood_line(found))
+    of_peak = "" if summary["mfu"] is None else f", {summary['mfu']:.1%} of the peak"
     table.add_row(
         "trained",
         (
             f"{summary['steps']} steps, {summary['tokens']:,} tokens in {duration(summary['seconds'])}, "
-            f"{summary['tokens_per_second']:,.0f} tokens/s, {summary['parameters']:,} parameters"
+            f"{summary['tokens_per_second']:,.0f} tokens/s"
+            f"{of_peak}, {summary['parameters']:,} parameters"
         ),
     )
     if summary["telemetry"] is not None:

@@ -9,6 +9,9 @@ sparsity. Chowdhery et al. 2022, arXiv:2204.02311, appendix B.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 
 # Part of a device's name -> operations per second in bfloat16. The first that fits counts.
@@ -40,3 +43,33 @@ def peak_of(name: str) -> float | None:
 def utilisation(tokens_per_second: float, flops_per_token: float, peak: float, devices: int = 1) -> float:
     """MFU, a fraction."""
     return tokens_per_second * flops_per_token / (devices * peak)
+
+
+@dataclass
+class Throughput:
+    """What rows of metrics.jsonl say about speed since the row before that said it. Arithmetic on times that are taken
+    anyway: nothing waits for the device.
+
+    flops_per_token: see `describe`. peak: of one device, None where it is not known, as of every CPU, whose rate
+    depends on what else it does: then there is no MFU.
+    """
+
+    tokens_per_step: int
+    flops_per_token: float
+    peak: float | None
+    devices: int = 1
+    step: int = 0  # and seconds of training, where the last figures end
+    seconds: float = 0.0
+
+    def figures(self, step: int, seconds: float) -> dict[str, Any]:
+        """{"tokens_per_second", "mfu"} since the last call; {} where no time passed."""
+        steps, spent = step - self.step, seconds - self.seconds
+        self.step, self.seconds = step, seconds
+        return {} if steps <= 0 or spent <= 0 else self.of(steps * self.tokens_per_step / spent)
+
+    def of(self, tokens_per_second: float) -> dict[str, Any]:
+        """mfu is left out where the peak is not known."""
+        found = {"tokens_per_second": round(tokens_per_second, 1)}
+        if self.peak is not None:
+            found["mfu"] = round(utilisation(tokens_per_second, self.flops_per_token, self.peak, self.devices), 4)
+        return found

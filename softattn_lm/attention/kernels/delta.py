@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softattn_lm.attention.bias import Bias
-from softattn_lm.attention.chunked import as_given, behind, checked, in_chunks, joined, precise
+from softattn_lm.attention.chunked import as_given, at_the_end, checked, in_chunks, joined, precise
 from softattn_lm.attention.kernel import AttentionKernel, State
 from softattn_lm.attention.visibility import Visibility
 from softattn_lm.errors import UserError
@@ -110,7 +110,7 @@ class Delta(AttentionKernel):
         spoiled = ~(k.isfinite().all(-1, keepdim=True) & features.isfinite().all(-1, keepdim=True))
         k, features = k.masked_fill(spoiled, 0.0), features.masked_fill(spoiled, 0.0)
         with as_given(q):
-            queries = behind(precise(q) * scale, k.shape[-2])
+            queries = at_the_end(precise(q) * scale, k.shape[-2])
             y, _ = _read(queries, k, precise(v), features, None, self.chunk)
         return y.masked_fill(spoiled.cumsum(-2) > 0, torch.nan)[:, :, visible.past :].to(q.dtype)
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from softattn_lm.attention.bias import Bias
-from softattn_lm.attention.chunked import as_given, behind, checked, in_chunks, joined, precise
+from softattn_lm.attention.chunked import as_given, at_the_end, checked, in_chunks, joined, precise
 from softattn_lm.attention.kernel import AttentionKernel, State
 from softattn_lm.attention.visibility import Visibility
 from softattn_lm.errors import UserError
@@ -71,7 +71,7 @@ class Linear(AttentionKernel):
     ) -> Tensor:
         assert not visible.cuts and visible.documents is None and bias is None, "refused"
         with as_given(q):
-            queries = behind(_of_queries(q, scale), k.shape[-2])
+            queries = at_the_end(_of_queries(q, scale), k.shape[-2])
             y, _ = _read(queries, _of_keys(k), precise(v), None, self.chunk)
         return y[:, :, visible.past :].to(q.dtype)
 
