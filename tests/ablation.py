@@ -33,7 +33,7 @@ TINY = [
         "data.test_fraction=0.1",
     ),
     *("model.n_layer=1", "model.n_head=2", "model.d_model=16", "model.context=16", "batch_size=8"),
-    *("steps=8", "training.val_every=8", "training.log_every=4"),
+    *("steps=8", "training.val_every=8", "training.log_every=4", "lines=false"),
 ]
 
 

@@ -26,6 +26,7 @@ def plan_of(effects: Mapping[str, float], seeds: Sequence[int], name: str = "for
     """The first arm is the baseline."""
     arms = {arm: [f"attention={arm}"] for arm in effects}
     given: dict[str, Any] = {"base": ["model=plain", "logger=wandb", "steps=100"], "seeds_at_start": [*seeds]}
+    given["lines"] = True
     return Plan(name, arms, next(iter(effects)), seeds=[*seeds], **(given | settings))
 
 
@@ -72,13 +73,14 @@ def write_run(
     lr: float = 0.001,
     logger: str = "none",
     fingerprint: str = "cafe",
+    stage: str = "report",
 ) -> Path:
     """window_losses (W,): nats per token of the test windows; the validation part is 0.01 better."""
-    run = folder.joinpath("report", *([size] if size else []), arm, f"seed-{seed}")
+    run = folder.joinpath(stage, *([size] if size else []), arm, f"seed-{seed}")
     (run / "scores").mkdir(parents=True)
-    place = {"name": plan.name, "arm": arm, "seed": seed, "stage": "report", "size": size, "rate": None}
+    place = {"name": plan.name, "arm": arm, "seed": seed, "stage": stage, "size": size, "rate": None}
     config = {
-        "seed": seed, "name": f"{plan.name}/report/{arm}/seed-{seed}", "steps": steps, "tokens": None, "epochs": None,
+        "seed": seed, "name": f"{plan.name}/{stage}/{arm}/seed-{seed}", "steps": steps, "tokens": None, "epochs": None,
         "batch_size": 8, "lr": lr, "ablation": place, "logger": {"name": logger}, "schedule": {"warmup": 0.05},
         "model": {"context": TOKENS}, "optimizer": {"lr": lr}, "tokenizer": {}, "data": {},
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """`ablate`, from what is typed to run folders: planned, tuned, reported, continued."""
 
 import json
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def test_a_question_is_tuned_and_reported_on_fresh_seeds_and_asked_again_does_no
 ) -> None:
     monkeypatch.setattr(command, "make_report", make_report)  # this one writes its report
     typed = [ARMS, "seeds=3", "tune=lr", "trials=3", "slots=2", "name=x", "steps=6", "training.val_every=6"]
+    typed += ["lines=true"]
     assert ablate(tmp_path, *typed) == 0
     folder = tmp_path / "runs" / "x"
     plan = Plan.read(folder)
@@ -51,11 +53,16 @@ def test_a_question_is_tuned_and_reported_on_fresh_seeds_and_asked_again_does_no
         }  # fmt: skip
     assert not {c["seed"] for c in tuned} & {0, 1, 2}, "what was tuned on is not reported on"
     assert not list(folder.glob("tune/*/*/scores/test.npz")), "tuning has read the test part"
+    (reference,) = folder.glob("reference/*/*")
+    config = read_config(reference)
+    assert reference.relative_to(folder).as_posix() == "reference/uniform/seed-0"
+    assert config["lr"] == chosen["sdpa"]["lr"] and config["model"]["attention"]["_target_"].endswith(".Uniform")
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("summary.json")}
     assert ablate(tmp_path, *typed) == 0
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("summary.json")} == before
     assert len(journal.read(folder, "chosen_rate")) == 2
-    assert "linear" in (folder / "report.md").read_text(encoding="utf-8")
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert "linear" in text and "| uniform | for scale | 1 |" in text and "-gram | for scale |" in text
 
 
 def test_seeds_and_arms_come_on_top_and_are_logged_as_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,8 +121,13 @@ def test_arms_share_initial_values_and_windows_seed_by_seed(tmp_path: Path) -> N
         )
 
 
-def test_six_jobs_keep_three_slots_busy_each_with_a_port_of_its_own(tmp_path: Path) -> None:
+def test_six_jobs_keep_three_slots_busy_each_with_a_port_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ablate(tmp_path, ARMS, "seeds=3", "slots=3", "name=x", "steps=60") == 0
+    assert re.search(
+        r"slots were busy \d+ % of the time, \d+\.\d s per run beside its training", capsys.readouterr().out
+    )
     jobs = rows(tmp_path / "runs" / "x" / "slots.jsonl")
     assert len(jobs) == 6 and {job["code"] for job in jobs} == {0}
     slots = {n: sorted((j for j in jobs if j["slot"] == n), key=lambda j: j["start"]) for n in (0, 1, 2)}
@@ -151,9 +163,9 @@ def test_what_is_wrong_is_told_before_anything_is_made(tmp_path: Path, capsys: p
 def test_a_dry_run_says_what_it_would_cost_and_trains_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert ablate(tmp_path, ARMS, "seeds=3", "tune=lr", "slots=1", "name=x", "dry_run=true") == 0
+    assert ablate(tmp_path, ARMS, "seeds=3", "tune=lr", "slots=1", "name=x", "dry_run=true", "lines=true") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "36 runs, 0 of them done" in said and "Nothing was trained" in said
+    assert "37 runs, 0 of them done" in said and "uniform" in said and "Nothing was trained" in said
     assert not (tmp_path / "runs" / "x").exists()
 
 

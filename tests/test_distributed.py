@@ -108,6 +108,16 @@ def test_a_run_goes_on_under_another_strategy(matrix, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("layout", [FSDP, DDP_PARTS], ids=str)
+def test_chunks_of_the_loss_and_layers_computed_twice_change_nothing_but_rounding(matrix, tmp_path, layout):
+    (tmp_path / "text.txt").write_text(device_matrix.text(40_000))
+    chosen = ["training.loss_chunk=5", "training.checkpoint_activations=block", "name=saving"]
+    typed = [*words(tmp_path, "adamw", layout), *chosen]
+    device_matrix.train(tmp_path / "said", layout.devices, typed)
+    close(matrix["adamw", WHOLE], read(tmp_path / "runs" / "saving"))
+
+
+@pytest.mark.slow
 def test_several_devices_need_no_strategy_and_no_gradient_for_every_parameter(tmp_path):
     (tmp_path / "text.txt").write_text(device_matrix.text(40_000))
     found = []

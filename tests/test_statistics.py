@@ -25,6 +25,7 @@ from softattn_lm.ablation.statistics import (
     unpaired_interval,
 )
 from softattn_lm.ablation.verdict import compare
+from tests import real_baselines
 from tests.null_sweeps import family_wise, over_looks, tuned, unpaired_splits
 
 THREE = np.array([1.0, 2.0, 3.0])  # mean 2, variance 1, t = 2 sqrt(3)
@@ -137,6 +138,14 @@ def test_unpaired_splits_of_one_arm_are_told_apart_as_rarely_as_they_should() ->
     assert within(unpaired_splits(losses, 800), 0.05, 800)
     found = unpaired_interval(np.array([1.0, 2, 3]), np.array([2.0, 4, 6]), 0.95)
     assert found.mean == 2 and found.df == pytest.approx((1 / 3 + 4 / 3) ** 2 / ((1 / 3) ** 2 / 2 + (4 / 3) ** 2 / 2))
+
+
+def test_what_is_said_of_real_baselines_counts_the_splits_that_differ() -> None:
+    losses = 2 + 0.01 * np.random.default_rng(1).normal(size=40)
+    share = unpaired_splits(losses, real_baselines.SPLITS)
+    low, high = success_interval(round(share * real_baselines.SPLITS), real_baselines.SPLITS, 0.95)
+    said = real_baselines.said(losses)
+    assert said.startswith("40 baselines: 2.00") and f"{share:.2%} differ ({low:.2%} to {high:.2%}" in said
 
 
 def test_the_rate_is_the_vertex_of_the_parabola_and_an_edge_is_named() -> None:

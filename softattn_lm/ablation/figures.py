@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ import numpy as np
 
 from softattn_lm.ablation.frame import Run
 from softattn_lm.ablation.judge import Judged
+from softattn_lm.ablation.lines import Line
 from softattn_lm.ablation.plan import Plan
+from softattn_lm.ablation.sections import beside_baseline
 from softattn_lm.ablation.sentences import at, unit_of
 from softattn_lm.ablation.tables import Picture
 from softattn_lm.runs import read_metrics
 
 # Okabe and Ito 2008: told apart by those who see few colours, too.
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C564B", "#7F7F7F", "#BCBD22")
+SCALE = "#6a6f76"
 VERDICTS = {"better": "#126b3a", "worse": "#a5281b", "equivalent": "#2b5c9e", "identical": "#2b5c9e"}
 _STYLE: Any = {
     "font.size": 9.0, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
@@ -39,12 +43,15 @@ class Drawn:
     draw: Callable[[Any], None]
 
 
-def draw_all(plan: Plan, judged: Sequence[Judged], runs: Sequence[Run], folder: Path) -> list[Picture]:
-    """Writes folder/<name>.png and .svg for all that there is to draw."""
+def draw_all(
+    plan: Plan, judged: Sequence[Judged], runs: Sequence[Run], folder: Path, lines: Sequence[Line] = ()
+) -> list[Picture]:
+    """Writes folder/<name>.png and .svg for all that there is to draw. lines: at the first size of a ladder."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    found = [_forest(plan, judged), *(_curves(plan, each, runs) for each in judged)]
+    found = [_forest(plan, judged, lines if len(judged) == 1 else ())]
+    found += [_curves(plan, each, runs, lines if each.size == plan.sizes[0] else ()) for each in judged]
     found += [figure for each in judged for figure in (_rates(plan, each), _places(plan, each, runs))]
     found += [_shares(plan, each) for each in judged]
     found.append(_ladder(plan, judged))
@@ -78,12 +85,15 @@ def named(stem: str, size: str | None) -> str:
     return stem if size is None else f"{stem}-{size}"
 
 
-def _forest(plan: Plan, judged: Sequence[Judged]) -> Drawn | None:
-    """A row per arm and size: the seeds' differences as points, their mean with its interval."""
+def _forest(plan: Plan, judged: Sequence[Judged], lines: Sequence[Line]) -> Drawn | None:
+    """A row per arm and size: the seeds' differences as points, their mean with its interval. A line beyond the axis,
+    which would press the arms together, is an arrow at its end.
+    """
     rows = [(each.size, c) for each in judged for c in each.comparisons if c.interval is not None]
     if not rows:
         return None
     unit = unit_of(plan)
+    scale = [(line.name, d) for line in lines if (d := beside_baseline(plan, judged[0], line)) is not None]
 
     def draw(figure: Any) -> None:
         ax = figure.subplots()
@@ -109,16 +119,34 @@ def _forest(plan: Plan, judged: Sequence[Judged]) -> Drawn | None:
         ax.set_yticks(range(len(rows)), names)
         ax.set_ylim(len(rows) - 0.5, -0.6)
         ax.grid(axis="y", visible=False)
+        low, high = ax.get_xlim()
+        for number, (name, away) in enumerate(scale):
+            inside, said = low < away < high, f"{label(name)} {away:+.4f}"
+            if inside:
+                ax.axvline(away, color=SCALE, lw=1.2, ls="--")
+            end = (away - low) / (high - low) if inside else float(away > 0)
+            ax.annotate(
+                said if inside else f"{said} →" if away > 0 else f"← {said}",
+                (end, 1.0),
+                xytext=(0, 3 + 10 * number + (14 if end <= 0.5 else 0)),  # above the legend
+                xycoords="axes fraction",
+                textcoords="offset points",
+                ha="right" if end > 0.5 else "left",
+                color=SCALE,
+                fontsize=8.0,
+            )
         better = "worse →" if unit.sign > 0 else "better →"
         split = "test" if judged[0].split == "test" else f"{judged[0].split} part, provisional"
         ax.set_xlabel(f"difference to {label(plan.baseline)} in {plan.metric.name}, {unit.name} ({split})    {better}")
-        ax.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+        side = 0.0 if scale else 1.0
+        ax.legend(loc="lower left" if scale else "lower right", bbox_to_anchor=(side, 1.0), borderaxespad=0.2)
 
     caption = f"Difference of each arm to {plan.baseline}: mean with its interval, and each seed as a point."
-    return Drawn("differences", caption, (7.6, 1.5 + 0.42 * len(rows)), draw)
+    caption += " For scale, to its mean: " + ", ".join(f"{name} {d:+.4f}" for name, d in scale) + "." if scale else ""
+    return Drawn("differences", caption, (7.6, 1.5 + 0.42 * len(rows) + 0.14 * len(scale)), draw)
 
 
-def _curves(plan: Plan, judged: Judged, runs: Sequence[Run]) -> Drawn | None:
+def _curves(plan: Plan, judged: Judged, runs: Sequence[Run], lines: Sequence[Line]) -> Drawn | None:
     """Validation loss over steps: each seed thin, their mean thick."""
     own: dict[str, list[dict[int, float]]] = {}
     task = plan.metric.name == "accuracy"
@@ -145,14 +173,25 @@ def _curves(plan: Plan, judged: Judged, runs: Sequence[Run]) -> Drawn | None:
         ax.set_xlabel("optimizer steps")
         ax.set_ylabel("validation accuracy, %" if task else "validation loss, nats per token")
         values = [v for curves in own.values() for curve in curves for v in curve.values()]
+        low, high = min(values), max(values)
         if not task and len(values) > 20:
             last = [curve[max(curve)] for curves in own.values() for curve in curves]
-            top = float(np.quantile(values, 0.95))
-            ax.set_ylim(min(values) - 0.04 * (top - min(values)), max(top, *last) + 0.02 * (top - min(values)))
+            high = max(float(np.quantile(values, 0.95)), *last)
+            ax.set_ylim(low - 0.04 * (high - low), high + 0.02 * (high - low))
+        for line, style in zip(lines, cycle(("--", ":", "-."))):
+            said = f"{label(line.name)}, for scale: {line.validation:.3f}"
+            look: Any = {"color": SCALE, "lw": 1.1, "ls": style}
+            if low - (high - low) / 2 < line.validation < high + (high - low) / 2:
+                bottom, top = ax.get_ylim()
+                ax.axhline(line.validation, label=said, **look)
+                ax.set_ylim(min(bottom, line.validation - 0.02), max(top, line.validation + 0.02))
+            else:  # far away, where it would press the curves together
+                ax.plot([], [], label=f"{said}, out of view", **look)
         ax.legend()
 
     what = "accuracy" if task else "loss"
     caption = f"Validation {what} while training{at(judged.size)}: thin lines are seeds, thick ones their mean."
+    caption += f" Across, for scale: {', '.join(line.name for line in lines)}." if lines else ""
     return Drawn(named("curves", judged.size), caption, (7.6, 3.8), draw)
 
 
@@ -238,9 +277,13 @@ def _shares(plan: Plan, judged: Judged) -> Drawn | None:
                 x = [bins.index(name) + shift for name in of]
                 y = [100 * mean for mean, _ in of.values()]
                 half = [0.0 if math.isnan(each) else 100 * each for _, each in of.values()]
-                ax.errorbar(x, y, yerr=half, color=_colour(plan, arm), marker="o", ms=3.5, capsize=2.5, label=label(arm))
+                ax.errorbar(
+                    x, y, yerr=half, color=_colour(plan, arm), marker="o", ms=3.5, capsize=2.5, label=label(arm)
+                )
             ax.set_xticks(range(len(bins)), bins)
             ax.set_xlabel(titles[what])
+        bottom, top = axes[0].get_ylim()
+        axes[0].set_ylim(max(bottom, -3), min(top, 103))
         axes[0].set_ylabel(f"{judged.split} accuracy, %")
         axes[-1].legend()
 

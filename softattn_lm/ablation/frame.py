@@ -109,7 +109,7 @@ class Run:
 
 def read_runs(folder: Path) -> list[Run]:
     """All runs of the ablation, in the order of their paths. Raises UserError for a run that is none of it."""
-    files = [file for stage in ("tune", "report") for file in (folder / stage).rglob("config.yaml")]
+    files = [file for stage in ("tune", "report", "reference") for file in (folder / stage).rglob("config.yaml")]
     return [_read(folder, file.parent) for file in sorted(files)]
 
 

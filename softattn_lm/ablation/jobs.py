@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from softattn_lm.ablation.lines import uniform_words
 from softattn_lm.ablation.plan import Plan
 from softattn_lm.ablation.question import together
 from softattn_lm.errors import UserError
 from softattn_lm.runs import read_status, versions, write_config, write_json
 
-Stage = Literal["tune", "report"]
+Stage = Literal["tune", "report", "reference"]
 End = Literal["finished", "diverged", "failed", "broken", "absent"]
 # A checked config of `train` from overrides as they are typed; commands/ablate.py gives it.
 Compose = Callable[[Sequence[str]], dict[str, Any]]
@@ -25,7 +26,9 @@ DIVERGED = "no longer finite"  # what `training` says of a run whose loss or gra
 
 @dataclass(frozen=True)
 class Job:
-    """rate: the multiple of the arm's own lr that is tried; None in the report stage. lr: itself."""
+    """rate: the multiple of the arm's own lr that is tried; None in the other stages. lr: itself. arm: of a reference
+    the name of its line, see lines.py.
+    """
 
     stage: Stage
     arm: str
@@ -56,15 +59,17 @@ class Configs:
 
     def __init__(self, plan: Plan, compose: Compose, execution: Sequence[str] = ()) -> None:
         self.plan, self.compose, self.execution = plan, compose, list(execution)
-        self._known: dict[tuple[str, str | None, float | None], dict[str, Any]] = {}
+        self._known: dict[tuple[str | None, str | None, float | None], dict[str, Any]] = {}
 
-    def words(self, arm: str, size: str | None) -> list[str]:
-        """What one would type for this arm."""
+    def words(self, arm: str | None, size: str | None) -> list[str]:
+        """What one would type for this arm. None: the reference, which is the baseline with the uniform kernel."""
+        if arm is None:
+            return uniform_words(self.words(self.plan.baseline, size))
         sized = [] if size is None else [f"model/size={size}"]
         matched = self.plan.matched.get(size or "", {}).get(arm, [])
         return together(self.plan.base, sized, self.plan.arms[arm], matched, self.execution)
 
-    def of(self, arm: str, size: str | None, lr: float | None = None) -> dict[str, Any]:
+    def of(self, arm: str | None, size: str | None, lr: float | None = None) -> dict[str, Any]:
         """Raises UserError, naming the arm, for settings that do not fit."""
         key = (arm, size, lr)
         if key not in self._known:
@@ -72,14 +77,14 @@ class Configs:
             try:
                 self._known[key] = self.compose(words if lr is None else together(words, [f"lr={lr!r}"]))
             except UserError as error:
-                raise UserError(f"arm {arm}: {error}") from None
+                raise UserError(f"{'the reference' if arm is None else f'arm {arm}'}: {error}") from None
         return self._known[key]
 
     def lr(self, arm: str, size: str | None) -> float:
         return float(self.of(arm, size)["lr"])
 
     def of_job(self, job: Job, runs: str) -> dict[str, Any]:
-        cfg = self.of(job.arm, job.size, job.lr)
+        cfg = self.of(None if job.stage == "reference" else job.arm, job.size, job.lr)
         training = cfg["training"] | {"sample_every": None, "keep_steps": []}
         training["score"] = ["validation"] if job.stage == "tune" else ["validation", "test"]
         if job.stage == "tune":
@@ -123,7 +128,7 @@ def outcome_in(folder: Path, stage: Stage) -> Outcome:
     if state != "finished" or status["step"] != status["steps"] or not (folder / "summary.json").is_file():
         return Outcome("broken", error=error)
     scores = json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("scores") or {}
-    if not {"validation"} <= scores.keys() or (stage == "report" and "test" not in scores):
+    if not {"validation"} <= scores.keys() or (stage != "tune" and "test" not in scores):
         return Outcome("broken", error="its final weights were not scored")
     loss = scores["validation"]["loss"]
     if loss is None or not math.isfinite(loss):

@@ -22,6 +22,7 @@ import yaml
 
 from softattn_lm.ablation import journal
 from softattn_lm.ablation.jobs import Configs
+from softattn_lm.ablation.lines import lines_file, read_lines
 from softattn_lm.ablation.plan import Plan
 from softattn_lm.ablation.question import together
 from softattn_lm.errors import UserError
@@ -69,14 +70,16 @@ def measure_all(configs: Configs, folder: Path, runs: str, measure: Measure) -> 
 def _cost(configs: Configs, folder: Path, runs: str, measure: Measure, arm: str, size: str | None) -> dict[str, Any]:
     file = measured_file(folder, arm, size)
     words = configs.words(arm, size)
+    counts = configs.plan.lines and (arm, size) == (configs.plan.baseline, configs.plan.sizes[0])
     if file.is_file():
         known = json.loads(file.read_text(encoding="utf-8"))
-        if known.get("words") == words:
+        if known.get("words") == words and not (counts and read_lines(folder).get("words") != words):
             return known
     file.parent.mkdir(parents=True, exist_ok=True)
     job, log = file.with_suffix(".yaml"), file.with_suffix(".log")
     cfg = configs.of(arm, size) | {"runs": runs}
-    job.write_text(yaml.safe_dump({"config": cfg}, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    task = {"config": cfg} | (_lines(configs, folder, size) if counts else {})
+    job.write_text(yaml.safe_dump(task, sort_keys=False, allow_unicode=True), encoding="utf-8")
     log.unlink(missing_ok=True)
     code = measure(job, file, log)
     job.unlink()
@@ -88,6 +91,15 @@ def _cost(configs: Configs, folder: Path, runs: str, measure: Measure, arm: str,
     found = json.loads(file.read_text(encoding="utf-8")) | {"words": words}
     write_json(file, found)
     return found
+
+
+def _lines(configs: Configs, folder: Path, size: str | None) -> dict[str, Any]:
+    """What is worked out beside the cost of the baseline: see lines.py."""
+    said: dict[str, Any] = {"out": str(lines_file(folder)), "words": configs.words(configs.plan.baseline, size)}
+    try:
+        return {"lines": said | {"uniform": configs.of(None, size), "refused": None}}
+    except UserError as error:
+        return {"lines": said | {"uniform": None, "refused": str(error)}}
 
 
 def on_ladder(plan: Plan, costs: Costs) -> Plan:

@@ -18,7 +18,7 @@ FORMAT = 1
 FILE = "plan.json"
 Match = Literal["none", "parameters", "flops", "time", "tokens"]
 # What may differ between two askings without a word: it decides nothing.
-_FREE = ("budget_minutes", "question_file", "sha256", "name", "seeds_at_start", "matched")
+_FREE = ("budget_minutes", "question_file", "sha256", "name", "seeds_at_start", "matched", "lines")
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,7 @@ class Plan:
     sha256: str | None = None
     seeds_at_start: list[int] = field(default_factory=list)
     matched: dict[str, dict[str, list[str]]] = field(default_factory=dict)
+    lines: bool = False  # see lines.py; plans from before there were any have none
 
     @property
     def sizes(self) -> list[str | None]:
@@ -105,7 +106,7 @@ def agreed(planned: Plan, asked: Plan) -> tuple[Plan, list[dict[str, Any]]]:
     in vain, {field: [as planned, as asked now]}.
     """
     events: list[dict[str, Any]] = []
-    plan = planned
+    plan = replace(planned, lines=asked.lines)  # they stand beside the comparisons, and may come or go
     new = {name: words for name, words in asked.arms.items() if name not in planned.arms}
     if new:
         plan = replace(plan, arms=planned.arms | new)

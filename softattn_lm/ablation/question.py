@@ -1,7 +1,7 @@
 """A question in a yaml file or on a command line -> a plan.
 
 configs/ablation/<name>.yaml, or a path     question, hypothesis, arms, baseline, base, seeds, metric, smallest,
-                                            tune, match, ladder, budget
+                                            tune, match, ladder, budget, lines
 attention=sdpa,linear,my_kernel.py:Mine     the one word with several values: the arms, the first is the baseline
 """
 
@@ -28,7 +28,7 @@ from softattn_lm.runs import valid_name
 BASE = ["model=plain", "logger=wandb"]
 KEYS = (
     *("question", "hypothesis", "arms", "baseline", "base", "seeds", "metric", "smallest", "tune"),
-    *("match", "ladder", "budget"),
+    *("match", "ladder", "budget", "lines"),
 )
 SEEDS, FIRST_TUNING_SEED = 5, 1000
 _OWN_CODE = re.compile(r"[^\s:]+(\.py)?:[A-Za-z_]\w*")
@@ -153,6 +153,7 @@ def make_plan(
         budget_minutes=None if said.get("budget") is None else _positive("budget", said["budget"]),
         question_file=file,
         sha256=sha256,
+        lines=_one_of("lines", True if said.get("lines") is None else said["lines"], (True, False)),
     )
 
 
@@ -191,6 +192,7 @@ def save(plan: Plan, said: dict[str, Any], path: Path) -> None:
         "match": plan.match,
         "ladder": plan.ladder,
         "budget": plan.budget_minutes,
+        "lines": plan.lines,
     }
     head = f"# {', '.join(plan.arms)}: run it with  python scripts/ablate.py {path}\n"
     path.write_text(head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
@@ -221,10 +223,12 @@ def _positive(key: str, given: Any) -> float:
     raise UserError(f"{key}={given} must be a number above 0")
 
 
-def _one_of(key: str, given: Any, allowed: tuple[str, ...]) -> Any:
+def _one_of(key: str, given: Any, allowed: tuple[Any, ...]) -> Any:
     if given in allowed:
         return given
-    raise UserError(f"{key}={given}: {key} must be one of {', '.join(allowed)}{meant(str(given), allowed)}")
+    raise UserError(
+        f"{key}={given}: {key} must be one of {', '.join(map(str, allowed))}{meant(str(given), [*map(str, allowed)])}"
+    )
 
 
 def _metric(given: Any) -> Metric:

@@ -20,6 +20,7 @@ from softattn_lm.ablation import html, journal, sections, sentences, tables
 from softattn_lm.ablation.figures import draw_all, named
 from softattn_lm.ablation.frame import Run, read_runs, require_ablation, tidy
 from softattn_lm.ablation.judge import Judged, judge
+from softattn_lm.ablation.lines import WORD, Line, no_reference, read_lines
 from softattn_lm.ablation.looks import batches, note_reading, readings
 from softattn_lm.ablation.mixtures import oddities, require_one_table
 from softattn_lm.ablation.plan import Plan
@@ -27,8 +28,6 @@ from softattn_lm.ablation.statistics import level_of_look
 from softattn_lm.ablation.tables import Block, Bullets, Heading, Picture, Table, Typed, Words
 from softattn_lm.errors import UserError
 from softattn_lm.runs import replace_text
-
-LINES = "lines.json"  # in measured/: {"fingerprint": .., "validation": {name: nats}, "test": {name: nats}}
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,9 @@ def write(folder: Path, figures: bool = True) -> Report:
     for each in judged:
         if each.look.final and each.split == "test":
             note_reading(folder, each.size, each.look, list(plan.arms))
-    table = sections.differences(plan, judged, _lines(folder, judged, known))
-    pictures = draw_all(plan, judged, runs, folder / "figures") if figures else []
+    lines = _lines(plan, folder, runs)
+    table = sections.differences(plan, judged, lines)
+    pictures = draw_all(plan, judged, runs, folder / "figures", lines) if figures else []
     said = [sentences.sentence(plan, each, c) for each in judged for c in each.comparisons]
     warnings = _warnings(plan, folder, judged, runs)
     report = Report(folder, plan, judged, said, warnings, table, pictures, readings(folder))
@@ -81,15 +81,21 @@ def _runs_csv(runs: Sequence[Run], test: bool) -> str:
     return tables.as_csv(list(rows[0]), [list(row.values()) for row in rows])
 
 
-def _lines(folder: Path, judged: Sequence[Judged], runs: Sequence[Run]) -> dict[str, float]:
-    """What else has a loss on this text, if it was worked out: see LINES."""
-    file = folder / "measured" / LINES
-    if not file.is_file():
-        return {}
-    found = json.loads(file.read_text(encoding="utf-8"))
-    if found.get("fingerprint") not in {run.summary.get("fingerprint") for run in runs}:
-        return {}
-    return {str(name): float(nats) for name, nats in (found.get(judged[0].split) or {}).items()}
+def _lines(plan: Plan, folder: Path, runs: Sequence[Run]) -> list[Line]:
+    """What else has a loss on the text of the reported runs, as far as it was worked out."""
+    known = {run.summary.get("fingerprint") for run in runs if run.stage == "report" and run.size == plan.sizes[0]}
+    found = read_lines(folder)
+    if not plan.lines or plan.metric.name != "loss" or found.get("fingerprint") not in known:
+        return []
+    parts = [found.get(split) or {} for split in ("validation", "test")]
+    lines = [Line(name, parts[0][name], parts[1][name], 0) for name in parts[0] if name in parts[1]]
+    if no_reference(plan, folder) is not None:
+        return lines
+    for run in runs:
+        if run.stage == "reference" and run.end == "finished" and run.summary.get("fingerprint") in known:
+            validation, test = (float(run.summary["scores"][split]["loss"]) for split in ("validation", "test"))
+            lines.append(Line(run.arm, validation, test, 1))
+    return lines
 
 
 def _warnings(plan: Plan, folder: Path, judged: Sequence[Judged], runs: Sequence[Run]) -> list[str]:
@@ -112,7 +118,7 @@ def _warnings(plan: Plan, folder: Path, judged: Sequence[Judged], runs: Sequence
         said += [f"{line}{at}" for line in unlike]
     reported = [run for run in runs if run.stage == "report"]
     said += oddities(plan, reported, "validation")
-    for run in reported:
+    for run in (run for run in runs if run.stage != "tune"):
         if run.end == "diverged":
             said.append(f"{run.path} diverged at step {run.step}: {run.error}")
     for row in journal.read(folder, "edited"):
@@ -209,6 +215,9 @@ def _how(report: Report, runs: Sequence[Run]) -> list[Block]:
         f"smallest difference that matters: {plan.smallest:g}; metric: {plan.metric.name} on {plan.metric.split}"
     )
     items.append(f"matched: {plan.match}")
+    why = no_reference(plan, folder)
+    items += [f"uniform: the baseline with {WORD}, one run, in no comparison"] if why is None else []
+    items += [f"no run of the uniform kernel beside the arms: {why}"] if why else []
     items += [f"arm {arm}: {' '.join(words) or 'as the base'}" for arm, words in plan.arms.items()]
     items.append(f"base: {' '.join(plan.base)}")
     ended = sum(run.end == "finished" for run in runs)

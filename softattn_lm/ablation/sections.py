@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from softattn_lm.ablation.judge import Judged
+from softattn_lm.ablation.lines import Line
 from softattn_lm.ablation.matching import UNLIKE, measured_file, training_flops
 from softattn_lm.ablation.plan import Plan
 from softattn_lm.ablation.sentences import Unit, p_value, percent, unit_of
@@ -21,8 +22,8 @@ from softattn_lm.ablation.verdict import Comparison
 NONE = "–"
 
 
-def differences(plan: Plan, judged: Sequence[Judged], lines: dict[str, float] | None = None) -> Table:
-    """A row per arm and size; `lines`: what else has a loss on this text, {"3-gram": nats}."""
+def differences(plan: Plan, judged: Sequence[Judged], lines: Sequence[Line] = ()) -> Table:
+    """A row per arm and size; `lines`: what else has a loss on this text, at the first size of a ladder."""
     unit, sized = unit_of(plan), len(judged) > 1
     value = f"{plan.metric.name}, {'%' if unit.factor == 100 else unit.name}"
     head = [
@@ -45,8 +46,10 @@ def differences(plan: Plan, judged: Sequence[Judged], lines: dict[str, float] | 
             cells = [arm, *([str(each.size)] if sized else []), word, str(len(each.values[arm]))]
             rows.append([*cells, *_level(each.values[arm].values(), unit), *_compared(plan, found.get(arm))])
             marks.append(word)
-    for name, nats in (lines or {}).items():
-        cells = [name, *([""] if sized else []), "", "", f"{nats:.4f}"]
+    for line in lines:
+        cells = [line.name, *([str(judged[0].size)] if sized else []), "for scale", str(line.runs or NONE)]
+        away = beside_baseline(plan, judged[0], line)
+        cells += [unit.number(line.on(judged[0].split)), "", NONE if away is None else unit.number(away, plus=True)]
         rows.append([*cells, *[""] * (len(head) - len(cells))])
     kept = [i for i in range(len(head)) if i not in empty or any(row[i] not in (NONE, "") for row in rows)]
     note = (
@@ -56,7 +59,15 @@ def differences(plan: Plan, judged: Sequence[Judged], lines: dict[str, float] | 
         "true difference found with 80 % power. Text, rates: their share of the variance. Correlation: of the two arms "
         "over seeds; near 0, pairing bought nothing."
     )
+    if lines:
+        note += " For scale: in no comparison; the difference is to the mean of the baseline."
     return Table([head[i] for i in kept], [[row[i] for i in kept] for row in rows], note, marks)
+
+
+def beside_baseline(plan: Plan, judged: Judged, line: Line) -> float | None:
+    """The line's loss minus the mean of the baseline; None where that has none yet, or diverged."""
+    own = list(judged.values[plan.baseline].values())
+    return line.on(judged.split) - float(np.mean(own)) if own and np.isfinite(own).all() else None
 
 
 def _level(values: Iterable[float], unit: Unit) -> list[str]:

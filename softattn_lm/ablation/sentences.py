@@ -163,6 +163,7 @@ def _typed(plan: Plan, said: dict[str, Any]) -> list[str]:
     words += [f"smallest={plan.smallest!r}"] if plan.smallest != usual.smallest else []
     words += [f"ladder={','.join(plan.ladder)}"] if plan.ladder and plan.ladder != usual.ladder else []
     words += [f"budget={plan.budget_minutes!r}"] if plan.budget_minutes != usual.budget_minutes else []
+    words += [f"lines={str(plan.lines).lower()}"] if plan.lines != usual.lines else []
     if plan.tune == usual.tune:
         return words
     if plan.tune is None:

@@ -3,6 +3,7 @@
 tune      every arm × every rate of the grid × every tuning seed; a best rate on the edge extends the grid for all
 choose    one rate per arm, once: what is in the log stays
 report    every arm at its rate on the reported seeds, seed by seed, so that pairs complete early
+reference  one run of the uniform kernel at the baseline's rate, last of all: see lines.py
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from softattn_lm.ablation import journal
 from softattn_lm.ablation.jobs import Configs, Job, Outcome, outcome
+from softattn_lm.ablation.lines import UNIFORM, no_reference
 from softattn_lm.ablation.plan import Plan, Tune
 
 if TYPE_CHECKING:
@@ -23,11 +25,14 @@ EXTENSIONS = 3  # of the grid on one side; what still improves then is chosen fr
 
 
 class Stages:
-    """given_up: path of a run folder -> why it is not tried again in this process."""
+    """given_up: path of a run folder -> why it is not tried again in this process. measured: the folder in which the
+    arms were measured, if it is another.
+    """
 
-    def __init__(self, plan: Plan, folder: Path, configs: Configs) -> None:
+    def __init__(self, plan: Plan, folder: Path, configs: Configs, measured: Path | None = None) -> None:
         self.plan, self.folder, self.configs = plan, folder, configs
         self.given_up: dict[str, str] = {}
+        self.refers = no_reference(plan, measured or folder) is None
         self._done: dict[Job, Outcome] = {}
         self._chosen = {(row["size"], row["arm"]): float(row["lr"]) for row in journal.read(folder, "chosen_rate")}
         self._grids = {row["size"]: tuple(row["grid"]) for row in journal.read(folder, "grid_extended")}
@@ -43,6 +48,7 @@ class Stages:
         for size in self.plan.sizes:
             jobs += self.tuning(size) if self.plan.tune is not None else []
             jobs += self._reporting(size, self.plan.arms, provisional=True)
+            jobs += self._reference(size, provisional=True)
         return jobs
 
     def outcome(self, job: Job) -> Outcome:
@@ -58,7 +64,7 @@ class Stages:
 
     def _needed(self, size: str | None) -> Iterable[Job]:
         if self.plan.tune is None:
-            return self._reporting(size, self.plan.arms)
+            return [*self._reporting(size, self.plan.arms), *self._reference(size)]
         waiting = [job for job in self.tuning(size) if not self._ended(job) and job.path not in self.given_up]
         if waiting:
             return waiting
@@ -68,7 +74,8 @@ class Stages:
         for arm, choice in choices.items():
             if choice is not None and (size, arm) not in self._chosen:
                 self._log_choice(arm, size, choice)
-        return self._reporting(size, [arm for arm, choice in choices.items() if choice is not None])
+        reported = self._reporting(size, [arm for arm, choice in choices.items() if choice is not None])
+        return [*reported, *self._reference(size)]
 
     # -- tuning -------------------------------------------------------------------------------------------------------
 
@@ -128,12 +135,21 @@ class Stages:
     # -- reporting ----------------------------------------------------------------------------------------------------
 
     def _reporting(self, size: str | None, arms: Iterable[str], provisional: bool = False) -> list[Job]:
-        rates = {
+        rates = self._rates(size, arms, provisional)
+        return [Job("report", arm, seed, lr, size) for seed in self.plan.seeds for arm, lr in rates.items()]
+
+    def _reference(self, size: str | None, provisional: bool = False) -> list[Job]:
+        if not self.refers or size != self.plan.sizes[0]:
+            return []
+        rates = self._rates(size, [self.plan.baseline], provisional)
+        return [Job("reference", UNIFORM, self.plan.seeds[0], lr, size) for lr in rates.values()]
+
+    def _rates(self, size: str | None, arms: Iterable[str], provisional: bool) -> dict[str, float]:
+        return {
             arm: self._chosen.get((size, arm), _rounded(self.configs.lr(arm, size)))
             for arm in arms
             if provisional or self.plan.tune is None or (size, arm) in self._chosen
         }
-        return [Job("report", arm, seed, lr, size) for seed in self.plan.seeds for arm, lr in rates.items()]
 
 
 def _rounded(lr: float) -> float:

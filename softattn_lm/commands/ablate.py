@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
@@ -16,9 +17,10 @@ from typing import Any, TextIO
 
 from softattn_lm.ablation import journal, matching, question
 from softattn_lm.ablation.executors.local import Local
-from softattn_lm.ablation.executors.slots import Slot, graphics_processors, make_slots
+from softattn_lm.ablation.executors.slots import Slot, graphics_processors, make_slots, use
 from softattn_lm.ablation.executors.warm import Warm
 from softattn_lm.ablation.jobs import Configs
+from softattn_lm.ablation.lines import no_reference
 from softattn_lm.ablation.plan import FILE, Plan, agreed
 from softattn_lm.ablation.planner import Planner, Result, locked
 from softattn_lm.ablation.stages import Stages
@@ -159,6 +161,8 @@ def _work(plan: Plan, folder: Path, settings: AblateSettings, execution: list[st
         configs = Configs(plan, composed, execution)
         for residual in matching.residuals(plan, costs):
             _say(str(residual))
+        if why := no_reference(plan, folder):
+            _say(f"no run of the uniform kernel beside the arms: {why}")
         if settings.executor == "print":
             return printed(plan, folder, configs, execution, unfit, out)
         if settings.executor != "local":
@@ -170,7 +174,10 @@ def _work(plan: Plan, folder: Path, settings: AblateSettings, execution: list[st
         places = None if settings.executor == "slurm" else len(slots) if executor is here else settings.slots or 1
         with _counted_signals() as stops, Progress(seconds, places) as progress:
             planner = Planner(plan, folder, configs, executor, progress, lambda: len(stops), unfit)
+            began = time.time()
             result = planner.run()
+            if executor is here and (used := use(folder, len(slots), began)) is not None:
+                _say(used)
             if stops:
                 _say(f"{result.finished} runs are finished, {result.left} left; the same command goes on")
                 raise SystemExit(128 + (signal.SIGINT if stops[0] == signal.SIGINT else signal.SIGTERM))
@@ -187,7 +194,7 @@ def _slots(settings: AblateSettings, cfg: dict[str, Any]) -> list[Slot]:
     devices, accelerator = cfg["trainer"]["devices"], cfg["trainer"]["accelerator"]
     processors = graphics_processors() if accelerator in ("auto", "gpu") else []
     per_run = devices if isinstance(devices, int) else max(1, len(processors))
-    return make_slots(settings.slots, settings.threads, per_run, bool(processors))
+    return make_slots(settings.slots, settings.threads, per_run, bool(processors), settings.pin)
 
 
 def _measured(plan: Plan, configs: Configs, folder: Path, here: Local) -> tuple[Plan, matching.Costs, dict[str, str]]:
@@ -249,7 +256,7 @@ def _dry_run(plan: Plan, folder: Path, settings: AblateSettings, execution: list
             plan, costs, unfit = _measured(plan, configs, place, here)
         finally:
             here.close()
-        stages = Stages(plan, folder, Configs(plan, composed, execution))
+        stages = Stages(plan, folder, Configs(plan, composed, execution), measured=place)
         show_dry_run(plan, stages, costs, unfit, len(slots), matching.residuals(plan, costs))
 
 

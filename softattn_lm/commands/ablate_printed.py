@@ -1,4 +1,4 @@
-"""executor=print: the commands on stdout, and whatever else there is to say on stderr, so that a shell may be given them."""
+"""executor=print: the commands on stdout, and all else there is to say on stderr, so that a shell may be given them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def printed(
         journal.append(folder, "failed", run=None, arm=arm, reason=reason)
         console.print(f"arm {arm} is left out: {reason}", soft_wrap=True)
     arms = {job.path: job.arm for job in stages.known()}
-    for path, reason in found.failed.items():
+    for path in found.failed:
         journal.append(folder, "failed", run=path, arm=arms[path], reason=stages.given_up[path])
     left = len(found.commands) + len(found.at_work)
     journal.append(folder, "stopped", by="end", left=left)

@@ -91,12 +91,12 @@ def show_dry_run(
 
     table = Table(title=plan.question or plan.name)
     for head in ("arm", "parameters", "FLOPs/token", "executed", "memory", "tokens/s", "steps", "runs", "minutes"):
-        table.add_column(head, justify="left" if head == "arm" else "right")
+        table.add_column(head, justify="left" if head == "arm" else "right", no_wrap=head == "arm")
     jobs = [job for job in stages.known() if job.arm not in unfit]
     minutes = 0.0
     for size, arms in costs.items():
         for arm, cost in arms.items():
-            runs = sum(job.arm == arm and job.size == size for job in jobs)
+            runs = sum(job.arm == arm and job.size == size and job.stage != "reference" for job in jobs)
             each = cost["steps"] * cost["seconds_per_step"] / 60
             minutes += runs * each
             table.add_row(
@@ -105,6 +105,11 @@ def show_dry_run(
                 f"{cost['peak_memory_bytes'] / 2**20:,.0f} MiB", f"{cost['tokens_per_second']:,.0f}",
                 f"{cost['steps']:,}", str(runs), f"{runs * each:.1f}",
             )  # fmt: skip
+    for job in (job for job in jobs if job.stage == "reference"):
+        cost = costs[job.size][plan.baseline]
+        each = cost["steps"] * cost["seconds_per_step"] / 60
+        minutes += each
+        table.add_row(job.arm, *[""] * 5, f"{cost['steps']:,}", "1", f"{each:.1f}")
     console = plain_console()
     console.print(table)
     for arm, reason in unfit.items():

@@ -1,6 +1,6 @@
 """What one arm of an ablation costs, measured in a process of its own while nothing else of the ablation runs.
 
-in    a yaml file {"config": the arm's settings}
+in    a yaml file {"config": the arm's settings, "lines": of the baseline, see measure_lines.py}
 out   a json file: sizes (see training/describe.py), executed floating point operations per token (torch's counter,
       over a forward and backward pass), decode bytes per token, tokens/s, seconds per step and peak memory
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
 from softattn_lm.runs import write_json
 
@@ -20,9 +21,15 @@ SECONDS = 0.5  # of timed steps, if LEAST are done
 
 
 def measure_arm(job: Path, out: Path) -> None:
+    from softattn_lm.commands.measure_lines import write_lines
     from softattn_lm.commands.sweep import read_job
 
-    write_json(out, measured(read_job(str(job))))
+    cfg = read_job(str(job))
+    found = measured(cfg)
+    asked = yaml.safe_load(job.read_text(encoding="utf-8")).get("lines")
+    if asked is not None:
+        write_lines(cfg, asked)
+    write_json(out, found)  # last: what was measured is not measured again
 
 
 def measured(cfg: dict[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,11 @@
     python -m softattn_lm.commands.worker WORD ...                    what one of its processes does: `train WORD ...`
 
 Orders and answers are lines of JSON.
-    <-  {"id": 3, "words": ["resume=..."], "log": "run/log.txt", "environment": {...}, "threads": 1}
+    <-  {"id": 3, "words": ["resume=..."], "log": "run/log.txt", "environment": {...}, "threads": 1,
+         "cpus": [0]}
     <-  {"id": 4, "measure": "job.yaml", "out": "arm.json", ...}      {"signal": 2, "id": 3}
     ->  {"id": 3, "pid": 812}       {"id": 3, "code": 0, "cpu": 1.2}
-code: exit status, negative for the signal that ended it. cpu: seconds of processors.
+code: exit status, negative for the signal that ended it. cpu: seconds of processors. cpus: cores it is kept on.
 
 The server runs no tensor operation, so no thread pool has begun when it forks: one that had would be missing in the
 child, which would wait for it for ever. Each process has a session of its own, and may start others (trainer=ddp).
@@ -27,6 +28,7 @@ import socket
 import sys
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -149,6 +151,8 @@ def _run(order: dict[str, Any]) -> int:
     if "directory" in order:
         os.chdir(order["directory"])
     os.environ.update(order.get("environment", {}))
+    if order.get("cpus"):
+        os.sched_setaffinity(0, order["cpus"])
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -177,8 +181,18 @@ def _end_with_parent() -> None:
 def _import_everything(modules: list[str]) -> None:
     import importlib
 
-    for name in ("softattn_lm.cli", "softattn_lm.commands.train", "softattn_lm.training.run", *modules):
+    for name in (
+        "softattn_lm.cli",
+        "softattn_lm.commands.train",
+        "softattn_lm.training.run",
+        "softattn_lm.training.optim",
+        *modules,
+    ):
         importlib.import_module(name)
+    # What wandb.init imports by and by takes a second of processors, in every run.
+    for name in ("wandb.sdk.launch", "requests") if "wandb" in modules else ():
+        with suppress(ImportError):  # another version has other insides
+            importlib.import_module(name)
     from softattn_lm.config.check import check
     from softattn_lm.config.compose import compose
     from softattn_lm.config.tree import config_folder

@@ -156,11 +156,13 @@ class AblateSettings:
     match: Literal["none", "parameters", "flops", "time", "tokens"] | None = None
     ladder: list[str] | None = None
     budget: float | None = None  # minutes
+    lines: bool | None = None
     save_as: str | None = None
     dry_run: bool = False
     executor: Literal["local", "print", "slurm", "submitit_local"] = "local"
     slots: int | None = None
     threads: int | None = None
+    pin: bool = True
     wait: bool = True
     slurm: dict[str, Any] = field(default_factory=dict)
 

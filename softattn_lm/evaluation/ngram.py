@@ -65,6 +65,14 @@ class NGrams:
             context = np.concatenate(([UNSEEN], gram[:-1]))
         return found
 
+    def losses(self, tokens: np.ndarray, context: int) -> dict[int, float]:
+        """See `ngram_losses`; `tokens`: what is held back."""
+        orders = range(1, self.order + 1)
+        nats = -np.log([self.probabilities(tokens, k)[1:] for k in orders])  # (order, n - 1)
+        place = np.arange(nats.shape[1])
+        seen = 1 + place % context  # tokens of the window before each
+        return {k: float(nats[np.minimum(k, seen + 1) - 1, place].mean()) for k in orders}
+
     def _continuations(self, k: int) -> np.ndarray:
         """(G,): how many different tokens precede each n-gram of order k."""
         return np.bincount(self.levels[k].suffix, minlength=len(self.levels[k - 1].codes))
@@ -82,7 +90,4 @@ def ngram_losses(
     """order -> nats per token on the windows that a model of this context is measured on: each token but the first,
     from those before it in its window (see `ValidationWindows`), with a shorter n-gram where a window begins.
     """
-    counted = NGrams(train, vocab_size, order)
-    nats = -np.log([counted.probabilities(held_back, k)[1:] for k in range(1, order + 1)])  # (order, n - 1)
-    seen = 1 + np.arange(nats.shape[1]) % context  # tokens of the window before each
-    return {k: float(nats[np.minimum(k, seen + 1) - 1, np.arange(nats.shape[1])].mean()) for k in range(1, order + 1)}
+    return NGrams(train, vocab_size, order).losses(held_back, context)

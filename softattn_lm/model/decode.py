@@ -21,7 +21,6 @@ from softattn_lm.attention.kernels.auto import Auto
 from softattn_lm.attention.kernels.blockwise import Blockwise
 from softattn_lm.attention.kernels.formula import Formula
 from softattn_lm.attention.kernels.sdpa import SDPA
-from softattn_lm.attention.linear import Linear
 from softattn_lm.attention.norm import HeadNorm
 from softattn_lm.attention.projections import FusedLinear, Separate
 from softattn_lm.attention.scale import Constant, InverseDim, InverseSqrt
@@ -41,7 +40,7 @@ KNOWN = {
     *(DecoderLM, Block, CausalSelfAttention, MLP, Smear, ValueEmbedding),
     *(Formula, SDPA, Blockwise, Auto, Separate, FusedLinear, InverseSqrt, InverseDim, Constant),
     *(Rotary, Learned, Sinusoidal, NoPosition),
-    *(nn.Embedding, nn.Linear, Linear, nn.LayerNorm, nn.RMSNorm, HeadNorm, nn.Identity, nn.Dropout, nn.ModuleList),
+    *(nn.Embedding, nn.Linear, nn.LayerNorm, nn.RMSNorm, HeadNorm, nn.Identity, nn.Dropout, nn.ModuleList),
 }
 KNOWN_PARAMETERS = re.compile(
     r"(embed|head|embed_norm|final_norm)\.\w+|smear\.gain|positions\.\d+\.table|"
@@ -70,7 +69,8 @@ def _plain(attention: CausalSelfAttention) -> bool:
 class Decode:
     """(B,) ids of the next token of each sample -> (B, V) logits of the one behind it. Continues what `cache` holds.
 
-    room: tokens of the longest text there will be, those in the cache included.
+    cache: of one text for each sample, or of one with which all of them begin. room: tokens of the longest text there
+    will be, those in the cache included.
     """
 
     def __init__(self, model: DecoderLM, cache: KVCache, batch: int, room: int) -> None:
@@ -88,7 +88,7 @@ class Decode:
         for layer, (block, mask) in enumerate(zip(model.layers, model.masks, strict=True)):
             if id(mask) not in of_mask:
                 same = [other for other, its in enumerate(model.masks) if its is mask]
-                of_mask[id(mask)] = Ring(cache, same, mask.span(model.context), mask.sinks, room, self.dtype)
+                of_mask[id(mask)] = Ring(cache, same, mask.span(model.context), mask.sinks, batch, room, self.dtype)
             turns = self.turns[layer % len(self.turns)]
             self.layers.append((_Layer(block, turns, batch, self.dtype), of_mask[id(mask)], turns))
             of_mask[id(mask)].turn_pairs(layer, turns)
@@ -111,7 +111,7 @@ class Decode:
         for ring in self.rings:
             ring.go_to(position)
         for layer, ring, turns in self.layers:
-            x = layer(x, ids, turns.now, *next(ring.rows))
+            x = layer(x, ids, turns.now, ring.unseen, *next(ring.rows))
         logits = self.head(self.final_norm(x)).to(self.dtype)  # (B, V)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
@@ -129,11 +129,18 @@ class _Layer:
             self.mlp_norm, self.mlp = norm(block.mlp_norm, dtype, device), _MLP(block.mlp, batch)
 
     def __call__(
-        self, x: Tensor, ids: Tensor, turn: Tensor | None, new: Tensor, keys: Tensor, values: Tensor
+        self,
+        x: Tensor,
+        ids: Tensor,
+        turn: Tensor | None,
+        unseen: Tensor,
+        new: Tensor,
+        keys: Tensor,
+        values: Tensor,
     ) -> Tensor:
-        """x: (B, C); turn, new, keys, values: see _Attention."""
+        """x: (B, C); turn, unseen, new, keys, values: see _Attention."""
         added = None if self.values is None else F.embedding(ids, self.values)
-        x = self.attend(x, self.norm(x), added, turn, new, keys, values)
+        x = self.attend(x, self.norm(x), added, turn, unseen, new, keys, values)
         return x if self.mlp is None else self.mlp(x, self.mlp_norm(x))
 
 
@@ -145,8 +152,11 @@ class _Attention:
         h, g = attention.n_head, attention.projections.n_kv_head
         d = attention.out.in_features // h
         turned = turns.order(d, (h + g) * d)
-        order = torch.cat((turned, torch.arange(len(turned), (h + 2 * g) * d, device=turned.device)))
-        self.qkv = Matrix(linear.weight[order], None if linear.bias is None else linear.bias[order], batch)
+        weight, bias = linear.weight, linear.bias
+        if turns.half:
+            order = torch.cat((turned, torch.arange(len(turned), (h + 2 * g) * d, device=turned.device)))
+            weight, bias = weight[order], None if bias is None else bias[order]
+        self.qkv = Matrix(weight, bias, batch)
         self.out = Matrix(attention.out.weight, attention.out.bias, batch)
         self.scale = attention.scale(Visibility(1))
         self.qk_norm = None
@@ -166,7 +176,7 @@ class _Attention:
         self.copied = None if batch == 1 else torch.empty_like(self.asked.contiguous())
         self.q = (self.asked if self.copied is None else self.copied).view(batch * g, h // g, d)
         self.read = torch.empty_like(self.q)
-        self.read_row, self.nothing = self.read.view(batch, h * d), self.q.new_zeros(1, 1, 1)
+        self.read_row = self.read.view(batch, h * d)
 
     def __call__(
         self,
@@ -174,12 +184,14 @@ class _Attention:
         x: Tensor,
         added: Tensor | None,
         turn: Tensor | None,
+        unseen: Tensor,
         new: Tensor,
         keys: Tensor,
         values: Tensor,
     ) -> Tensor:
         """stream, x (B, C) -> stream + attention(x). added: (B, G·D), to the values. turn: (D/2,), complex.
 
+        unseen: (1, 1, S), −∞ where a slot is empty, else 0.
         new: (2, B, G, D), where this token's key and value go, which is in keys (B·G, D, S) and values (B·G, S, D).
         """
         self.qkv.into(self.row, x)
@@ -192,7 +204,7 @@ class _Attention:
         new.copy_(self.kv)
         if self.copied is not None:
             self.copied.copy_(self.asked)
-        scores = torch.baddbmm(self.nothing, self.q, keys, beta=0, alpha=self.scale)  # (B·G, H/G, S)
+        scores = torch.baddbmm(unseen, self.q, keys, alpha=self.scale)  # (B·G, H/G, S)
         torch.bmm(scores.softmax(-1), values, out=self.read)
         return self.out.onto(stream, self.read_row)
 
@@ -202,7 +214,8 @@ class _MLP:
         parts = [mlp.up] if mlp.gate is None else [mlp.gate, mlp.up]
         bias = None if mlp.up.bias is None else torch.cat([part.bias for part in parts])
         self.kind, self.down = mlp.kind, Matrix(mlp.down.weight, mlp.down.bias, batch)
-        self.up = Matrix(torch.cat([part.weight for part in parts]), bias, batch)
+        gelu = {"gelu": "none", "gelu_tanh": "tanh"}.get(mlp.kind)
+        self.up = Matrix(torch.cat([part.weight for part in parts]), bias, batch, gelu)
 
     def __call__(self, stream: Tensor, x: Tensor) -> Tensor:
         h = self.up(x)
@@ -211,6 +224,4 @@ class _MLP:
         elif self.kind == "swiglu":
             gate, up = h.chunk(2, dim=-1)
             h = F.silu(gate) * up
-        else:
-            h = F.gelu(h, approximate="tanh" if self.kind == "gelu_tanh" else "none")
         return self.down.onto(stream, h)

@@ -166,9 +166,11 @@ class _Stepper:
             self.flat = Decode(model, self.cache, len(fresh), min(self.room, context) if self.absolute else self.room)
             self.cache = None
             return self.flat(fresh[:, 0])
-        for chunk in fresh.split(context, dim=1):
+        # Every sample begins with the same prompt, and a plan copies the keys of one text to all.
+        read = fresh if self.room is None else fresh[:1]
+        for chunk in read.split(context, dim=1):
             logits = model(chunk, self.cache)
-        return logits[:, -1]
+        return logits[:, -1].expand(len(fresh), -1)
 
     def _again(self) -> Tensor:
         """The whole text that counts, read anew."""

@@ -11,51 +11,72 @@ from torch import Tensor
 from softattn_lm.attention.cache import KVCache
 from softattn_lm.position.base import Position
 
+STEP = 32  # slots that are laid out at once, at least
 TURNS = 256  # positions whose angles are computed at once
 
 
 class Ring:
     """Keys and values of all layers that share a mask: one slot per token that can be read, the oldest overwritten.
 
-    Behind a softmax the order of keys is nobody's business, so nothing is ever moved.
+    Behind a softmax the order of keys is nobody's business, so nothing is ever moved within a text. All slots that are
+    laid out are read, as one run of memory: a gap behind the keys of each head would stop the processor's prefetching,
+    which costs more than reading a few empty slots. The rest of the memory is laid out as the text grows.
     """
 
     def __init__(
-        self, cache: KVCache, layers: list[int], window: int, sinks: int, room: int, dtype: torch.dtype
+        self, cache: KVCache, layers: list[int], window: int, sinks: int, batch: int, room: int, dtype: torch.dtype
     ) -> None:
         held = [cache.streams(layer) for layer in layers]
-        b, g, _, d = held[0]["k"].shape
+        _, g, _, d = held[0]["k"].shape
+        self.shape = batch, g, d
         self.layers, self.window, self.sinks, self.size = layers, window, sinks, min(window + sinks, room)
-        self.store = held[0]["k"].new_zeros(len(layers), 2, b, g, self.size, d, dtype=dtype)
+        self.memory = held[0]["k"].new_zeros(len(layers), 2, batch * g * self.size * d, dtype=dtype)
+        self.empty = self.memory.new_full((1, 1, self.size), -torch.inf)  # added to scores: 0 where a slot is taken
         past = cache.past(layers[0])
+        self._lay_out(min(self.size, past + STEP))
         first = cache.length - past  # of the tokens that are not sinks, the first that the cache still has
         slots = [self._slot(i if i < sinks else i + first) for i in range(past)]
+        self.empty[..., : cache.length] = 0
         for index, (layer, streams) in enumerate(zip(layers, held, strict=True)):
             for which, name in enumerate(("k", "v")):
-                rows = cache.extend(layer, name, streams[name][..., :0, :])  # (B, G, past, D)
+                rows = cache.extend(layer, name, streams[name][..., :0, :])  # (B or 1, G, past, D)
                 self.store[index, which][:, :, slots] = rows.to(dtype)
-        flat = self.store.view(len(layers), 2, b * g, self.size, d)
-        self.keys, self.values = flat[:, 0].transpose(-1, -2), flat[:, 1]
-        self.n, self.seen = 0, list[tuple[Tensor, Tensor]]()
         self.rows: Iterator[tuple[Tensor, Tensor, Tensor]] = iter(())
 
     def turn_pairs(self, layer: int, turns: Turns) -> None:
         """Components of the layer's keys in the order that its plan has them in."""
+        if not turns.half:
+            return
         keys = self.store[self.layers.index(layer), 0]
         keys.copy_(keys[..., turns.order(keys.shape[-1], keys.shape[-1])])
+
+    def go_to(self, position: int) -> None:
+        """rows: for each layer where the token at this position goes, and the keys and values it reads."""
+        slot = self._slot(position)
+        if slot >= self.slots:
+            self._grow()
+        if position < self.size:
+            self.unseen[..., slot] = 0
+        new = self.store.select(-2, slot).unbind()
+        self.rows = ((here, *both) for here, both in zip(new, self.seen, strict=True))
 
     def _slot(self, position: int) -> int:
         return position if position < self.sinks else self.sinks + (position - self.sinks) % self.window
 
-    def go_to(self, position: int) -> None:
-        """rows: for each layer where the token at this position goes, and the keys and values it reads."""
-        n = min(position + 1, self.size)
-        if n != self.n:
-            self.n = n
-            keys, values = self.keys[..., :n].unbind(), self.values[:, :, :n].unbind()
-            self.seen = list(zip(keys, values, strict=True))
-        new = self.store.select(-2, self._slot(position)).unbind()
-        self.rows = ((slot, *both) for slot, both in zip(new, self.seen, strict=True))
+    def _lay_out(self, slots: int) -> None:
+        """Of each stream the first `slots` of every head, without a gap."""
+        b, g, d = self.shape
+        self.slots, self.unseen = slots, self.empty[..., :slots]
+        self.store = self.memory[..., : b * g * slots * d].unflatten(-1, (b, g, slots, d))
+        flat = self.store.flatten(2, 3)
+        self.seen = list(zip(flat[:, 0].transpose(-1, -2).unbind(), flat[:, 1].unbind(), strict=True))
+
+    def _grow(self) -> None:
+        before, taken = self.store.flatten(0, 1), self.slots
+        self._lay_out(min(self.size, taken + max(STEP, taken // 8)))
+        for old, new in zip(before, self.store.flatten(0, 1), strict=True):
+            new[..., :taken, :] = old.clone()  # they overlap
+            new[..., taken:, :] = 0
 
 
 class Turns:

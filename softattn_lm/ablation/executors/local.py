@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ class Local:
         """The exit status of one process that measures an arm, alone: nothing else of ours runs meanwhile."""
         assert not self._orders, "measuring beside other runs measures them too"
         order = {"measure": str(job.resolve()), "out": str(out.resolve()), "log": str(log.resolve())}
-        number = self._order(order, self.slots[0])
+        number = self._order(order, replace(self.slots[0], cpus=()))
         while (rows := self.warm.answers(60.0)) is not None:
             for row in rows:
                 if row["id"] == number and "code" in row:
@@ -67,7 +68,8 @@ class Local:
         return None
 
     def _order(self, order: dict[str, Any], slot: Slot) -> int:
-        return self.warm.order(order | {"environment": slot.environment(), "threads": slot.threads})
+        place = {"environment": slot.environment(), "threads": slot.threads, "cpus": list(slot.cpus)}
+        return self.warm.order(order | place)
 
     def _end(self, number: int, code: int | None, cpu: float | None = None) -> Ended:
         slot = self._orders.pop(number)
