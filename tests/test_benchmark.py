@@ -8,7 +8,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from softattn_lm.commands import COMMANDS, benchmark, benchmark_generate, limits
+from softattn_lm.commands import COMMANDS, benchmark, benchmark_generate, benchmark_loss, limits
 from softattn_lm.commands.comparison import Report, Row, interleaved, table_of
 from softattn_lm.config.help import command_help
 from softattn_lm.config.settings import BenchmarkSettings
@@ -90,6 +90,18 @@ def test_the_bare_loop_writes_what_the_model_writes(monkeypatch, batch):
     ours = list(generate(model, [1] * benchmark_generate.PROMPT, max_new_tokens=40, temperature=0, n=batch))
     assert benchmark_generate.bare_loop(model, batch).t().tolist() == ours
     assert len({step[0] for step in ours}) > 1
+
+
+def test_every_way_of_the_loss_is_the_same_loss_and_is_measured(monkeypatch, tmp_path, capsys):
+    losses = [benchmark_loss.step(way, 300, 20)().item() for way in benchmark_loss.WAYS]
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-5) and len(losses) >= 2
+    monkeypatch.setattr(benchmark_loss, "CASES", [(2000, 200)])
+    monkeypatch.setattr(benchmark_loss, "_memory_of", lambda way, *case: 2**20 * len(way))
+    benchmark_loss.benchmark(BenchmarkSettings(repeats=2), tmp_path / "loss.json")
+    rows = json.loads((tmp_path / "loss.json").read_text())["loss"]
+    assert [row["way"] for row in rows] == list(benchmark_loss.WAYS) and all(len(row["seconds"]) == 2 for row in rows)
+    said = capsys.readouterr().out
+    assert "2,000, 200" in said and " 6 " in said  # MiB of "chunks"
 
 
 @pytest.mark.slow

@@ -40,6 +40,6 @@ def printed(
         console.print(f"failed: {path}: {reason}", soft_wrap=True)
     for line in found.commands:
         print(line, file=out)
-    busy = f", {len(found.at_work)} runs are being trained" if found.at_work else ""
+    busy = f", {len(found.at_work)} being trained" if found.at_work else ""
     console.print(f"{len(found.commands)} to run{busy}; when all have ended, type this again", soft_wrap=True)
     return Result(left=left, stopped=True)

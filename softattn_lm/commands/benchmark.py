@@ -1,7 +1,8 @@
 """benchmark: `softattn benchmark TOPIC` measures and sets what it finds beside what was aimed at.
 
 attention: time and memory of the implementations; cache: what decoding remembers; generate, train: tokens per second;
-time_to_loss: seconds of training to a loss; data: preparing a text; startup: until a command answers; gpu: one device.
+time_to_loss: seconds of training to a loss; loss: that of a large vocabulary; data: preparing a text; startup: until a
+command answers; gpu: one device.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from softattn_lm.errors import UserError
 from softattn_lm.runs import made_folder
 
 # Each has a module benchmark_TOPIC beside this one, whose `benchmark(settings, file)` prints tables and writes a file.
-TOPICS = ("attention", "cache", "generate", "train", "time_to_loss", "data", "startup", "gpu")
+TOPICS = ("attention", "cache", "generate", "train", "time_to_loss", "loss", "data", "startup", "gpu")
 SIZES = ("heads", "head_dim", "window", "repeats", "lengths")
 
 
