@@ -12,6 +12,27 @@ DECODING = [
         LOGITS,
     ),
     Fault(
+        "flat: empty slots are read",
+        f"{MODEL}/ring.py",
+        "self.memory.new_full((1, 1, self.size), -torch.inf)",
+        "self.memory.new_full((1, 1, self.size), 0.0)",
+        LOGITS,
+    ),
+    Fault(
+        "flat: a token is lost when more slots are laid out",
+        f"{MODEL}/ring.py",
+        "new[..., :taken, :] = old.clone()  # they overlap",
+        "new[..., : taken - 1, :] = old[..., : taken - 1, :].clone()",
+        "tests/test_decode.py::test_logits_are_those_of_the_model_while_more_and_more_slots_are_laid_out",
+    ),
+    Fault(
+        "graphed: what the cache holds is written behind, and read from the front",
+        f"{MODEL}/graphed.py",
+        "rows[:, :, : cache.length] = past",
+        "rows[:, :, -cache.length :] = past",
+        "tests/test_fast_paths.py::test_logits_of_a_step_of_fixed_shapes_are_those_of_a_plan",
+    ),
+    Fault(
         "flat: keys of the prompt keep the order of the model",
         f"{MODEL}/ring.py",
         "keys.copy_(keys[..., turns.order(keys.shape[-1], keys.shape[-1])])",

@@ -27,7 +27,7 @@ needs_two_cores = pytest.mark.skipif(
 
 @needs_two_cores
 def test_runs_are_kept_on_cores_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They wandered, and pushed each other out of the caches."""
+    """They wandered over all of them, and met there."""
     quick(monkeypatch)
     typed = [word for word in words(tmp_path, "logger=none", "steps=100000") if not word.startswith("lines=")]
     plan = make_plan({"arms": {"a": [], "b": []}}, typed, "x")

@@ -21,6 +21,7 @@ from softattn_lm.config.compose import compose
 from softattn_lm.config.tree import config_folder
 from softattn_lm.model.decode import Decode, knows
 from softattn_lm.model.generate import generate, in_bfloat16
+from softattn_lm.model.ring import STEP
 from softattn_lm.model.rows import Matrix
 from softattn_lm.position.alibi import ALiBi
 from softattn_lm.position.learned import Learned
@@ -77,6 +78,26 @@ def test_logits_are_those_of_the_model(name, length, n):
     assert knows(model)
     steps = model.context - length if model.absolute else 40  # beyond the context where the cache rolls
     assert largest_difference(model, n, length, steps) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["plain", "gpt2_style", "window and sinks"])
+def test_logits_are_those_of_the_model_while_more_and_more_slots_are_laid_out(name):
+    more = {"context": 5 * STEP} | MODELS[name] | ({"mask": Causal(2 * STEP, sinks=2)} if "window" in name else {})
+    model = shaken(tiny_model(**more).double()).eval()
+    assert largest_difference(model, 3, 2, 4 * STEP) < 1e-6
+
+
+@torch.no_grad()
+def test_samples_go_on_behind_one_prompt_as_behind_copies_of_it():
+    model, tokens = shaken(tiny_model(**MODELS["fast"]).double()).eval(), prompt(9, n=3)
+    one, three = model.new_cache(), model.new_cache()
+    model(tokens[:1, :5], one)
+    model(tokens[:1, :5].expand(3, -1), three)
+    plans = [Decode(model, cache, 3, 9) for cache in (one, three)]
+    for token in tokens[:, 5:].unbind(1):
+        first, second = (plan(token) for plan in plans)
+        torch.testing.assert_close(first, second, atol=1e-12, rtol=0)
+    assert not first[0].equal(first[1])  # they went on differently
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

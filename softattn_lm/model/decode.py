@@ -152,7 +152,8 @@ class _Attention:
         h, g = attention.n_head, attention.projections.n_kv_head
         d = attention.out.in_features // h
         turned = turns.order(d, (h + g) * d)
-        weight, bias = linear.weight, linear.bias
+        weight: Tensor = linear.weight
+        bias: Tensor | None = linear.bias
         if turns.half:
             order = torch.cat((turned, torch.arange(len(turned), (h + 2 * g) * d, device=turned.device)))
             weight, bias = weight[order], None if bias is None else bias[order]
@@ -214,8 +215,7 @@ class _MLP:
         parts = [mlp.up] if mlp.gate is None else [mlp.gate, mlp.up]
         bias = None if mlp.up.bias is None else torch.cat([part.bias for part in parts])
         self.kind, self.down = mlp.kind, Matrix(mlp.down.weight, mlp.down.bias, batch)
-        gelu = {"gelu": "none", "gelu_tanh": "tanh"}.get(mlp.kind)
-        self.up = Matrix(torch.cat([part.weight for part in parts]), bias, batch, gelu)
+        self.up = Matrix(torch.cat([part.weight for part in parts]), bias, batch)
 
     def __call__(self, stream: Tensor, x: Tensor) -> Tensor:
         h = self.up(x)
@@ -224,4 +224,6 @@ class _MLP:
         elif self.kind == "swiglu":
             gate, up = h.chunk(2, dim=-1)
             h = F.silu(gate) * up
+        else:
+            h = F.gelu(h, approximate="tanh" if self.kind == "gelu_tanh" else "none")
         return self.down.onto(stream, h)

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from softattn_lm.attention.cache import KVCache
 from softattn_lm.errors import UserError
 from softattn_lm.model.decode import Decode, knows
 from softattn_lm.model.decoder import DecoderLM
+from softattn_lm.model.graphed import GraphedDecode, pays
 
 NOISE = 2**14  # random numbers drawn at once: a call costs more than a few hundred of them
 
@@ -86,7 +88,8 @@ def generate(
     """Continue `ids` n times; yields the n new ids of each step. Sample i depends on (seed, i) and not on n.
 
     use_cache=False computes the same by running the model over the text again at every step; flat=False by running it
-    over each new token, as models do that `decode` does not know.
+    over each new token, as models do that `decode` does not know. On CUDA a flat step is a graph where `graphed` knows
+    the model and the text stays within its context.
     The model is in eval mode while this runs and gets its mode back. Raises UserError for an empty prompt.
     """
     check_sampling(max_new_tokens, temperature, top_k, top_p, min_p, n)
@@ -147,7 +150,7 @@ class _Stepper:
         # Absolute positions: what is read is the last context; relative ones: whatever can still influence a logit.
         self.keep = model.context if self.absolute else model.receptive_field
         self.cache = model.new_cache() if use_cache else None
-        self.flat: Decode | None = None
+        self.flat: Decode | GraphedDecode | None = None
         self.text: list[Tensor] = []
         self.length = 0
 
@@ -163,14 +166,20 @@ class _Stepper:
         if self.cache is None:
             return self._again()
         if self.room is not None and self.cache.length:
-            self.flat = Decode(model, self.cache, len(fresh), min(self.room, context) if self.absolute else self.room)
-            self.cache = None
+            self.flat, self.cache = self._plan(self.cache, len(fresh), self.room), None
             return self.flat(fresh[:, 0])
         # Every sample begins with the same prompt, and a plan copies the keys of one text to all.
         read = fresh if self.room is None else fresh[:1]
         for chunk in read.split(context, dim=1):
             logits = model(chunk, self.cache)
         return logits[:, -1].expand(len(fresh), -1)
+
+    def _plan(self, cache: KVCache, batch: int, room: int) -> Decode | GraphedDecode:
+        if pays(self.model, self.model.embed.weight.device, cache.length, room):
+            graphed = GraphedDecode(self.model, batch)
+            graphed.resume(cache)
+            return graphed
+        return Decode(self.model, cache, batch, min(room, self.model.context) if self.absolute else room)
 
     def _again(self) -> Tensor:
         """The whole text that counts, read anew."""

@@ -1,7 +1,8 @@
-"""A greedy decode step of fixed shapes, which a CUDA graph can hold: one launch a token in the place of hundreds.
+"""A decode step of fixed shapes, which a CUDA graph can hold: one launch a token in the place of hundreds.
 
 Keys and values of all positions of the context lie in buffers made once; a step writes its own at a position that is a
-tensor, and hides what comes behind. On a CPU the same step runs without a graph.
+tensor, and hides what comes behind. On a CPU the same step runs without a graph. `generate` takes it where `pays` says
+so.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from softattn_lm.attention.cache import KVCache
 from softattn_lm.attention.kernels.sdpa import SDPA
 from softattn_lm.attention.projections import Separate
 from softattn_lm.attention.visibility import Visibility
@@ -21,17 +23,31 @@ from softattn_lm.model.decoder import DecoderLM
 from softattn_lm.position.base import Rotation
 
 WARM_UP = 3  # steps before a capture, as torch.cuda.graphs asks for
+PAYS_FROM = 32  # tokens to write; a guess, as a capture takes the time of WARM_UP + 1 steps and more
+
+
+def fits(model: DecoderLM) -> bool:
+    """Whether a step of fixed shapes computes what the model does, in a text no longer than its context."""
+    plain = model.smear is None and all(
+        type(block.attention.kernel) is SDPA and mask.span(model.context) >= model.context
+        for block, mask in zip(model.layers, model.masks, strict=True)
+    )
+    return plain and knows(model)
+
+
+def pays(model: DecoderLM, device: torch.device, past: int, room: int) -> bool:
+    """Whether `generate` should write tokens past..room − 1 with a graph: on CUDA, within the context, and enough."""
+    return device.type == "cuda" and past + PAYS_FROM <= room <= model.context and fits(model)
 
 
 class GraphedDecode:
-    """Writes text of at most `model.context` tokens. Raises UserError for a model with parts it does not know."""
+    """Writes text of at most `model.context` tokens, by itself (`write`) or token by token, as Decode does.
+
+    Raises UserError for a model with parts it does not know.
+    """
 
     def __init__(self, model: DecoderLM, batch: int = 1) -> None:
-        plain = model.smear is None and all(
-            type(block.attention.kernel) is SDPA and mask.span(model.context) >= model.context
-            for block, mask in zip(model.layers, model.masks, strict=True)
-        )
-        if not (plain and knows(model)):
+        if not fits(model):
             raise UserError(
                 "a graphed decode step knows attention=sdpa with projections=separate, no window and no smear; sample "
                 "without it"
@@ -45,6 +61,8 @@ class GraphedDecode:
         self.places = torch.arange(model.context, device=self.device)
         self.ids = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self.position = torch.zeros(1, dtype=torch.long, device=self.device)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        self.logits = torch.zeros(batch, model.vocab_size, dtype=dtype, device=self.device)
         whole = range(model.context)
         self.codes = next((code for p in model.position_per_layer if (code := p.embed(whole)) is not None), None)
         self.rotations = [p.rotation(whole) for p in model.position_per_layer]
@@ -52,6 +70,20 @@ class GraphedDecode:
         self.graph: torch.cuda.CUDAGraph | None = None
         if self.device.type == "cuda":
             self._capture()
+
+    def resume(self, cache: KVCache) -> None:
+        """Go on behind what `cache` holds: one text for each sample, or one with which all of them begin."""
+        for layer, streams in enumerate(self.cache):
+            for name, rows in zip(("k", "v"), streams, strict=True):
+                past = cache.extend(layer, name, cache.streams(layer)[name][..., :0, :])  # (B or 1, G, past, D)
+                rows[:, :, : cache.length] = past
+        self.position.fill_(cache.length)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        """(B,) ids of the next token of each sample -> (B, V) logits of the one behind it, overwritten by the next."""
+        self.ids[:, 0] = ids
+        self._run()
+        return self.logits
 
     @torch.inference_mode()
     def write(self, prompt: Tensor, new: int) -> Tensor:
@@ -62,10 +94,7 @@ class GraphedDecode:
         for place in range(prompt.shape[1] + new - 1):
             if place < prompt.shape[1]:
                 self.ids.copy_(prompt[:, place : place + 1])
-            if self.graph is None:
-                self._step()
-            else:
-                self.graph.replay()
+            self._run()
             if place >= prompt.shape[1] - 1:
                 text[:, place - prompt.shape[1] + 1] = self.ids[:, 0]
         return text
@@ -82,8 +111,14 @@ class GraphedDecode:
             with torch.cuda.graph(self.graph):
                 self._step()
 
+    def _run(self) -> None:
+        if self.graph is None:
+            self._step()
+        else:
+            self.graph.replay()
+
     def _step(self) -> None:
-        """Reads `ids` at `position`; leaves the next token and position in them."""
+        """Reads `ids` at `position`; leaves the likeliest next token and its position in them, and `logits`."""
         model = self.model
         x = model.embed(self.ids)  # (B, 1, C)
         if self.codes is not None:
@@ -110,7 +145,11 @@ class GraphedDecode:
             x = x + attention.out(y.transpose(1, 2).flatten(2))
             if block.mlp is not None and block.mlp_norm is not None:
                 x = x + block.mlp(block.mlp_norm(x))
-        self.ids.copy_(model.head(model.final_norm(x)).argmax(-1))  # a cap would not change which one is the largest
+        logits = model.head(model.final_norm(x))[:, -1].to(self.logits.dtype)  # (B, V)
+        if model.final_cap is not None:
+            logits = model.final_cap * torch.tanh(logits / model.final_cap)
+        self.logits.copy_(logits)
+        self.ids.copy_(logits.argmax(-1, keepdim=True))
         self.position.add_(1)
 
     def _turn(self, rotation: Rotation | None) -> Rotation | None:

@@ -18,9 +18,9 @@ TURNS = 256  # positions whose angles are computed at once
 class Ring:
     """Keys and values of all layers that share a mask: one slot per token that can be read, the oldest overwritten.
 
-    Behind a softmax the order of keys is nobody's business, so nothing is ever moved within a text. All slots that are
-    laid out are read, as one run of memory: a gap behind the keys of each head would stop the processor's prefetching,
-    which costs more than reading a few empty slots. The rest of the memory is laid out as the text grows.
+    Behind a softmax the order of keys is nobody's business, so a token keeps its slot. All slots that are laid out are
+    read, in one run of memory: behind a gap after the keys of each head the processor's prefetching starts anew, which
+    costs more than reading a few empty slots. More slots are laid out as the text grows.
     """
 
     def __init__(

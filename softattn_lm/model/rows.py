@@ -5,34 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 PACK_FROM = 2**17  # entries of a float32 matrix: below, oneDNN's call costs more than its layout gains
-PACK_GELU_FROM = 2**19  # entries times rows, where the same call computes the GELU as well
 
 
 class Matrix:
-    """x -> x Wᵀ + b for a few rows x, in the precision of the weights. gelu: F.gelu's `approximate`, if one follows."""
+    """x -> x Wᵀ + b for a few rows x, in the precision of the weights."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, batch: int, gelu: str | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, batch: int) -> None:
         weight, self.bias, self.dtype = weight.detach(), None if bias is None else bias.detach(), weight.dtype
         rows, columns = weight.shape
         # Read along the longer side.
         self.weight = weight.t().contiguous() if rows >= columns else weight.contiguous().t()  # (in, out)
-        self.half, self.gelu, self.packed = weight.dtype.itemsize == 2, gelu, None
-        on_cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-        if on_cpu and _worth_packing(weight, batch, gelu is not None):
+        self.half, self.packed = weight.dtype.itemsize == 2, None
+        if weight.device.type == "cpu" and torch.backends.mkldnn.is_available() and _worth_packing(weight, batch):
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), batch)
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.half:
             x = x.to(self.dtype)
         if self.packed is not None:
-            then = ("none", [], "") if self.gelu is None else ("gelu", [], self.gelu)
-            return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, *then)
-        y = torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
-        return y if self.gelu is None else F.gelu(y, approximate=self.gelu)
+            return torch.ops.mkldnn._linear_pointwise.default(x, self.packed, self.bias, "none", [], "")
+        return torch.mm(x, self.weight) if self.bias is None else torch.addmm(self.bias, x, self.weight)
 
     def into(self, row: Tensor, x: Tensor) -> None:
         """The same, written to `row`."""
@@ -50,12 +45,11 @@ class Matrix:
         return (stream if self.bias is None else stream.add_(self.bias)).addmm_(x, self.weight)
 
 
-def _worth_packing(weight: Tensor, batch: int, gelu: bool) -> bool:
+def _worth_packing(weight: Tensor, batch: int) -> bool:
     """Whether oneDNN's own layout is faster: in float32 for several rows, in bfloat16 always, with AVX-512."""
     if weight.dtype == torch.bfloat16:
         return torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    n = weight.numel()
-    return weight.dtype == torch.float32 and batch > 1 and (n >= PACK_FROM or (gelu and batch * n >= PACK_GELU_FROM))
+    return weight.dtype == torch.float32 and batch > 1 and weight.numel() >= PACK_FROM
 
 
 def norm(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Callable[[Tensor], Tensor]:

@@ -64,7 +64,7 @@ class Slot:
 
 def make_slots(slots: int | None, threads: int | None, per_run: int, on_gpu: bool, pin: bool = False) -> list[Slot]:
     """per_run: devices of one run. Without `slots` all devices, or all cores with one thread each, are used. pin: the
-    cores are shared out, as runs that wander push each other out of the caches.
+    cores are shared out, and a run stays on those of its slot.
 
     Raises UserError where a run asks for more devices than there are.
     """
