@@ -56,7 +56,7 @@ class Ring:
         if slot >= self.slots:
             self._grow()
         if position < self.size:
-            self.unseen[..., slot] = 0
+            self.unseen.select(-1, slot).zero_()
         new = self.store.select(-2, slot).unbind()
         self.rows = ((here, *both) for here, both in zip(new, self.seen, strict=True))
 
@@ -76,7 +76,7 @@ class Ring:
         self._lay_out(min(self.size, taken + max(STEP, taken // 8)))
         for old, new in zip(before, self.store.flatten(0, 1), strict=True):
             new[..., :taken, :] = old.clone()  # they overlap
-            new[..., taken:, :] = 0
+            new[..., taken:, :].zero_()
 
 
 class Turns:
