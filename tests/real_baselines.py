@@ -1,4 +1,4 @@
-"""How often 5 runs of a recipe differ from 5 others of the same: python tests/real_baselines.py [folder]  (4 minutes)
+"""How often 5 runs of a recipe differ from 5 others of the same: python tests/real_baselines.py [folder]  (6 minutes)
 
 Trains 40 baselines on 40 seeds through the engine, or finds them in the folder (runs/real_baselines), and draws 2,000
 splits of 5 against 5, unpaired. All splits are of the same 40 runs, so the interval of the rate is a lower bound.
