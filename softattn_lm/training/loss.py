@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.likelihood import IGNORED
 
-# From here on chunks are quicker than the whole. torch's linear_cross_entropy needs the time and the memory of the whole
-# and has no cap: it is not used. `softattn benchmark loss` shows all three.
+# From here on chunks are quicker than the whole. torch's linear_cross_entropy needs the time and the memory of the
+# whole and has no cap: it is not used. `softattn benchmark loss` shows all three.
 LARGE_VOCABULARY = 8192
 # Logits of a chunk. On a CPU they should stay near its caches; a GPU wants large products.
 LOGITS_ON_CPU, LOGITS_ELSEWHERE = 2**23, 2**27
