@@ -1,7 +1,6 @@
 """Faster ways to compute the same: in bfloat16 by products, ReLU² in one go, a decode step of fixed shapes."""
 
 from functools import partial
-from importlib import import_module
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from softattn_lm.model.activations import squared_relu
 from softattn_lm.model.decode import Decode
 from softattn_lm.model.decoder import DecoderLM
 from softattn_lm.model.generate import generate
-from softattn_lm.model.graphed import PAYS_FROM, GraphedDecode, pays
+from softattn_lm.model.graphed import GraphedDecode
 from softattn_lm.position.learned import Learned
 from tests.models import tiny_model
 
@@ -111,30 +110,31 @@ def test_a_step_of_fixed_shapes_refuses_what_it_does_not_know(more):
         GraphedDecode(tiny_model(**more))
 
 
-CUDA = torch.device("cuda")
-
-
-def test_generate_takes_a_graph_on_cuda_within_the_context_and_for_a_text_that_pays_for_it():
-    plain, past = tiny_model(context=64), 5
-    assert pays(plain, CUDA, past, past + PAYS_FROM) and pays(plain, CUDA, past, 64)
-    assert not pays(plain, torch.device("cpu"), past, 64)
-    assert not pays(plain, CUDA, past, 65)  # the cache would have to roll
-    assert not pays(plain, CUDA, past, past + PAYS_FROM - 1)
+def test_generate_refuses_a_graph_for_what_it_does_not_know():
+    plain = tiny_model(context=8)
+    list(generate(plain, [5], max_new_tokens=7, graph=True))
+    with pytest.raises(UserError, match=r"graph=true .* context of 8 tokens.* 9; type max_new_tokens=7 and cache=true"):
+        next(generate(plain, [5], max_new_tokens=8, graph=True))  # the cache would have to roll
+    with pytest.raises(UserError, match="cache=true, or graph=false"):
+        next(generate(plain, [5], max_new_tokens=2, graph=True, use_cache=False))
     for more in ({"smear": True}, {"mask": Causal(window=4)}, {"short_conv": 3}):
-        assert not pays(tiny_model(context=64, **more), CUDA, past, 64)
+        with pytest.raises(UserError, match=r"knows attention=sdpa .*; type graph=false"):
+            list(generate(tiny_model(context=8, **more), [5], max_new_tokens=3, graph=True))
 
 
 @pytest.mark.parametrize("more", [{}, {"position": Learned, "norm": "layer", "n_kv_head": 4}, {"final_cap": 2.0}])
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_a_step_of_fixed_shapes_goes_on_behind_a_prompt_as_every_other_way_does(monkeypatch, more, temperature):
-    made, plans = model(**more), []
+    made = model(**more)
     write = partial(generate, made, [5, 9, 2], max_new_tokens=20, temperature=temperature, n=3, seed=2)
     expected = list(write())
-    module = import_module("softattn_lm.model.generate")  # the package exports the function under the same name
-    monkeypatch.setattr(module, "pays", lambda *given: plans.append(given) or True)
-    assert list(write()) == expected and len(plans) == 1 and len({ids[0] for ids in expected}) > 2
-    [(_, device, past, room)] = plans
-    assert (device.type, past, room) == ("cpu", 3, 23)
+    taken = []
+    step = GraphedDecode.__call__
+    monkeypatch.setattr(
+        GraphedDecode, "__call__", lambda self, ids: taken.append(self.position.item()) or step(self, ids)
+    )
+    assert list(write(graph=True)) == expected and len({ids[0] for ids in expected}) > 2
+    assert taken == list(range(3, 22))
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -154,8 +154,7 @@ def test_logits_of_a_step_of_fixed_shapes_are_those_of_a_plan(batch):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_generate_with_a_graph_writes_what_it_writes_on_a_cpu():
     made = model(context=64)
-    expected, found = (
-        list(generate(made.to(device), [5, 9, 2], max_new_tokens=PAYS_FROM, temperature=0, n=2))
-        for device in ("cpu", "cuda")
-    )
-    assert expected == found
+    write = partial(generate, made, [5, 9, 2], max_new_tokens=40, temperature=0, n=2)
+    expected = list(write())
+    made.to("cuda")
+    assert expected == list(write(graph=True))

@@ -113,3 +113,6 @@ def test_a_trained_run_writes_exactly_what_is_asked_through_a_pipe(tmp_path):
     )
     assert out == again and out.startswith("é b") and len(out.encode()) >= len("é b".encode()) + 40 + 1
     assert len(softattn("sample", "ab", "n=3", "max_new_tokens=5").splitlines()) >= 3
+    refused = [sys.executable, "-m", "softattn_lm", "sample", "ab", "graph=true", "device=cpu"]
+    done = subprocess.run(refused, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "graph=true needs a CUDA device, and this is cpu" in done.stderr

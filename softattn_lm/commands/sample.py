@@ -30,7 +30,10 @@ def run(cfg: dict[str, Any], words: list[str], after_dashes: str | None = None) 
         name: getattr(settings, name) for name in ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "n")
     }
     check_sampling(**sampling)
-    loaded = load_run(folder, settings.checkpoint, pick_device(settings.device))
+    device = pick_device(settings.device)
+    if settings.graph and not device.startswith("cuda"):
+        raise UserError(f"graph=true needs a CUDA device, and this is {device}; type graph=false")
+    loaded = load_run(folder, settings.checkpoint, device)
     ids = [int(token) for token in loaded.tokenizer.encode(prompt)]
     if not ids:
         raise UserError("the prompt is empty; give at least one token, for example a line break")
@@ -39,7 +42,7 @@ def run(cfg: dict[str, Any], words: list[str], after_dashes: str | None = None) 
         file=sys.stderr,
     )
     model = in_bfloat16(loaded.model) if settings.precision == "bfloat16" else loaded.model
-    steps = generate(model, ids, **sampling, seed=settings.seed, use_cache=settings.cache)
+    steps = generate(model, ids, **sampling, seed=settings.seed, use_cache=settings.cache, graph=settings.graph)
     if settings.n == 1:
         _stream(prompt, loaded.tokenizer.stream(), steps)
         return

@@ -97,6 +97,7 @@ class SampleSettings:
     n: int = 1
     seed: int = 0
     cache: bool = True
+    graph: bool = False
     precision: Literal["float32", "bfloat16"] = "float32"
     device: str = "auto"
     trust: str | None = None

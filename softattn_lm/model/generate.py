@@ -13,7 +13,7 @@ from softattn_lm.attention.cache import KVCache
 from softattn_lm.errors import UserError
 from softattn_lm.model.decode import Decode, knows
 from softattn_lm.model.decoder import DecoderLM
-from softattn_lm.model.graphed import GraphedDecode, pays
+from softattn_lm.model.graphed import GraphedDecode
 
 NOISE = 2**14  # random numbers drawn at once: a call costs more than a few hundred of them
 
@@ -83,25 +83,33 @@ def generate(
     seed: int = 0,
     use_cache: bool = True,
     flat: bool = True,
+    graph: bool = False,
     n: int = 1,
 ) -> Iterator[list[int]]:
     """Continue `ids` n times; yields the n new ids of each step. Sample i depends on (seed, i) and not on n.
 
     use_cache=False computes the same by running the model over the text again at every step; flat=False by running it
-    over each new token, as models do that `decode` does not know. On CUDA a flat step is a graph where `graphed` knows
-    the model and the text stays within its context.
-    The model is in eval mode while this runs and gets its mode back. Raises UserError for an empty prompt.
+    over each new token, as models do that `decode` does not know; graph=True by steps of fixed shapes, on CUDA as a
+    graph.
+    The model is in eval mode while this runs and gets its mode back. Raises UserError for an empty prompt, and for a
+    model or a text that a graph does not know.
     """
     check_sampling(max_new_tokens, temperature, top_k, top_p, min_p, n)
     if not ids:
         raise UserError("the prompt is empty; give at least one token, for example a line break")
+    room = len(ids) + max_new_tokens
+    if graph and (room > model.context or not use_cache):
+        raise UserError(
+            f"graph=true decodes from a cache within the context of {model.context} tokens, and prompt and text are "
+            f"{room}; type max_new_tokens={max(1, model.context - len(ids))} and cache=true, or graph=false"
+        )
     device = model.embed.weight.device
     noise = _Noise(seed, n, model.vocab_size, device)
     text = torch.tensor([ids] * n, device=device)  # (N, T)
     was_training = model.training
     model.eval()
     try:
-        step = _Stepper(model, use_cache, len(ids) + max_new_tokens if flat and use_cache and knows(model) else None)
+        step = _Stepper(model, use_cache, room if graph or (flat and use_cache and knows(model)) else None, graph)
         fresh = text
         for _ in range(max_new_tokens):
             logits = step(fresh)  # (N, V)
@@ -142,11 +150,11 @@ class _Stepper:
     """Takes new tokens (N, T) and answers with the logits (N, V) of the next one. Keeps the text no longer than
     needed.
 
-    room: tokens of the whole text if tokens behind the first call may be decoded flat.
+    room: tokens of the whole text if tokens behind the first call may be decoded flat; graph: and are, by fixed shapes.
     """
 
-    def __init__(self, model: DecoderLM, use_cache: bool, room: int | None) -> None:
-        self.model, self.absolute, self.room = model, model.absolute, room
+    def __init__(self, model: DecoderLM, use_cache: bool, room: int | None, graph: bool) -> None:
+        self.model, self.absolute, self.room, self.graph = model, model.absolute, room, graph
         # Absolute positions: what is read is the last context; relative ones: whatever can still influence a logit.
         self.keep = model.context if self.absolute else model.receptive_field
         self.cache = model.new_cache() if use_cache else None
@@ -175,7 +183,7 @@ class _Stepper:
         return logits[:, -1].expand(len(fresh), -1)
 
     def _plan(self, cache: KVCache, batch: int, room: int) -> Decode | GraphedDecode:
-        if pays(self.model, self.model.embed.weight.device, cache.length, room):
+        if self.graph:
             graphed = GraphedDecode(self.model, batch)
             graphed.resume(cache)
             return graphed

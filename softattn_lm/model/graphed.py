@@ -1,8 +1,7 @@
 """A decode step of fixed shapes, which a CUDA graph can hold: one launch a token in the place of hundreds.
 
 Keys and values of all positions of the context lie in buffers made once; a step writes its own at a position that is a
-tensor, and hides what comes behind. On a CPU the same step runs without a graph. `generate` takes it where `pays` says
-so.
+tensor, and hides what comes behind. On a CPU the same step runs without a graph.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from softattn_lm.model.decoder import DecoderLM
 from softattn_lm.position.base import Rotation
 
 WARM_UP = 3  # steps before a capture, as torch.cuda.graphs asks for
-PAYS_FROM = 32  # tokens to write; a guess, as a capture takes the time of WARM_UP + 1 steps and more
 
 
 def fits(model: DecoderLM) -> bool:
@@ -35,11 +33,6 @@ def fits(model: DecoderLM) -> bool:
     return plain and knows(model)
 
 
-def pays(model: DecoderLM, device: torch.device, past: int, room: int) -> bool:
-    """Whether `generate` should write tokens past..room − 1 with a graph: on CUDA, within the context, and enough."""
-    return device.type == "cuda" and past + PAYS_FROM <= room <= model.context and fits(model)
-
-
 class GraphedDecode:
     """Writes text of at most `model.context` tokens, by itself (`write`) or token by token, as Decode does.
 
@@ -49,8 +42,8 @@ class GraphedDecode:
     def __init__(self, model: DecoderLM, batch: int = 1) -> None:
         if not fits(model):
             raise UserError(
-                "a graphed decode step knows attention=sdpa with projections=separate, no window and no smear; sample "
-                "without it"
+                "a graphed decode step knows attention=sdpa with projections=separate, no window and no smear; type "
+                "graph=false"
             )
         weight = model.embed.weight
         self.model, self.device = model, weight.device
