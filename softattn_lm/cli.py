@@ -135,7 +135,7 @@ def _run(command: Command, arguments: Arguments, passed_on: list[str]) -> None:
 def _train(command: Command, arguments: Arguments) -> None:
     """From here on SLURM may say that the time is up, and the job is run again."""
     from softattn_lm.commands.train import run
-    from softattn_lm.runs import is_first_process
+    from softattn_lm.runs.processes import is_first_process
     from softattn_lm.training import slurm
     from softattn_lm.training.signals import Left, asks_to_requeue, signals_end_the_run
 

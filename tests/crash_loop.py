@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from softattn_lm.runs import read_metrics
+from softattn_lm.runs.metrics import read_metrics
 from softattn_lm.training.checkpoint import read_checkpoint
 from tests import sabotage
 from tests.warm import Child, tiny_words

@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
 import torch
 
-from softattn_lm.runs import read_metrics
+from softattn_lm.runs.metrics import read_metrics
 from tests import ranks
 from tests.tiny_run import text
 

@@ -140,7 +140,7 @@ def timed(file: Path) -> None:
     a process ends is done, as in one that was started by hand."""
     import wandb  # noqa: F401  # its import is none of the server's doing
 
-    from softattn_lm.training import run
+    from softattn_lm.training import fit
 
     spent: dict[str, float] = {}
 
@@ -156,4 +156,4 @@ def timed(file: Path) -> None:
         return call
 
     Finalize(None, atexit._run_exitfuncs, exitpriority=0)
-    run.make_loggers, run.finish_loggers = watched("begin", run.make_loggers), watched("end", run.finish_loggers)
+    fit.make_loggers, fit.finish_loggers = watched("begin", fit.make_loggers), watched("end", fit.finish_loggers)

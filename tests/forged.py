@@ -16,7 +16,7 @@ import yaml
 from softattn_lm.ablation import journal
 from softattn_lm.ablation.plan import Metric, Plan, Tune
 from softattn_lm.ablation.rates import choose
-from softattn_lm.runs import write_json
+from softattn_lm.runs.files import write_json
 
 WINDOWS, TOKENS, PLACES = 64, 32, 32
 LEVEL = 2.0  # nats

@@ -31,7 +31,8 @@ from softattn_lm.config.faults import known_keys
 from softattn_lm.config.tree import choices, command_groups, config_folder
 from softattn_lm.data import TextFiles, prepare
 from softattn_lm.errors import UserError
-from softattn_lm.runs import new_run, read_config
+from softattn_lm.runs.config import read_config
+from softattn_lm.runs.new import new_run
 from softattn_lm.tokenizer import BPETokenizer, ByteTokenizer, CharTokenizer
 from softattn_lm.training.checkpoint import load_run
 from tests.hostile.files import flipped

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from softattn_lm.config import compose
-from softattn_lm.training import checkpoint, checkpoints, run, slurm
+from softattn_lm.training import checkpoint, checkpoints, run, slurm, validation
 from softattn_lm.training.lit import LitGPT
 from softattn_lm.training.metrics import Metrics
 from softattn_lm.training.samples import Samples
@@ -42,7 +42,7 @@ def slow_validation(mark: Path, seconds: float) -> None:
         real(self, batch, batch_idx, dataloader_idx)
 
     LitGPT.validation_step = slow  # type: ignore[method-assign]
-    run.VALIDATION_TOKENS = 16
+    validation.VALIDATION_TOKENS = 16
 
 
 def within_save(step: int, name: str, mark: Path, seconds: float) -> None:

@@ -12,7 +12,8 @@ from softattn_lm.ablation import journal
 from softattn_lm.ablation.plan import Plan
 from softattn_lm.commands import ablate as command
 from softattn_lm.commands.ablate import make_report
-from softattn_lm.runs import read_config, read_status
+from softattn_lm.runs.config import read_config
+from softattn_lm.runs.status import read_status
 from tests.ablation import ablate, losses, quick, rows
 
 ARMS = "attention=sdpa,linear"
@@ -197,5 +198,26 @@ def test_a_run_may_take_several_devices_and_loses_nothing_by_it(tmp_path: Path) 
     assert ablate(tmp_path, *typed, "name=one", "slots=2") == 0
     two = ["trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2"]
     assert ablate(tmp_path, *typed, *two, "name=two", "slots=2") == 0
-    one, both = (losses(tmp_path / "runs" / name) for name in ("one", "two"))
-    assert both == pytest.approx(one, abs=1e-5) and len(both) == 4
+    for split in ("validation", "test"):  # ranks share the windows of a validation, and one of them scores
+        one, both = (losses(tmp_path / "runs" / name, split) for name in ("one", "two"))
+        assert both == pytest.approx(one, abs=1e-5) and len(both) == 4
+
+
+LEAKS = '''
+"""A softmax over every key, later ones too."""
+import torch
+from softattn_lm.attention import AttentionKernel
+
+
+class Leaks(AttentionKernel):
+    def weights(self, q, k, *, scale, visible, bias=None, features=None):
+        return torch.softmax(scale * q @ k.transpose(-2, -1), -1)
+'''
+
+
+def test_an_arm_that_reads_the_future_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "leaks.py").write_text(LEAKS, encoding="utf-8")
+    assert ablate(tmp_path, f"attention=formula,{tmp_path / 'leaks.py'}:Leaks", "seeds=2", "name=q", "steps=2") == 1
+    said = " ".join(capfd.readouterr().out.split())
+    assert "arm Leaks is left out" in said and "it reads the future: with other tokens behind position 0" in said
+    assert not any("Leaks" in run for run in losses(tmp_path / "runs" / "q"))

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from softattn_lm.ablation import journal
-from softattn_lm.runs import read_status
+from softattn_lm.runs.status import read_status
 from tests.ablation import ablate, losses, rows, started
 
 TYPED = ["attention=sdpa,linear", "seeds=2", "slots=2", "name=x", "steps=250", "training.save_every=50"]
+TYPED += ["lines=true"]
 RUN = "report/sdpa/seed-0"
 
 
@@ -31,15 +32,15 @@ def saved(folder: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, float]]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("undisturbed")
     assert ablate(folder, *TYPED) == 0
-    yield losses(folder / "runs" / "x")
+    yield folder / "runs" / "x"
 
 
 @pytest.mark.slow
 def test_interrupted_killed_and_robbed_of_a_run_it_ends_with_the_same_table_elsewhere_too(
-    tmp_path: Path, undisturbed: dict[str, float]
+    tmp_path: Path, undisturbed: Path
 ) -> None:
     first = tmp_path / "first"
     first.mkdir()
@@ -72,7 +73,10 @@ def test_interrupted_killed_and_robbed_of_a_run_it_ends_with_the_same_table_else
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 0, said
     assert "SIGKILL; it is continued" in said
-    assert losses(folder) == undisturbed
+    assert losses(folder) == losses(undisturbed) and len(losses(folder)) == 4
+    # With the n-gram, which is counted before the runs, and the run of the uniform kernel, which is the last of them.
+    assert (folder / "table.csv").read_text() == (undisturbed / "table.csv").read_text()
+    assert "uniform,for scale,1," in (folder / "table.csv").read_text()
     assert len([row for row in rows(folder / "slots.jsonl") if row["code"] == -signal.SIGKILL]) == 1
 
 

@@ -11,17 +11,18 @@ import pytest
 
 from softattn_lm.ablation import journal
 from softattn_lm.ablation.jobs import Configs, Job
-from softattn_lm.ablation.lines import no_reference
+from softattn_lm.ablation.lines import lines_file, no_reference
 from softattn_lm.ablation.plan import Plan, agreed
 from softattn_lm.ablation.report import write
 from softattn_lm.ablation.sentences import command
 from softattn_lm.ablation.stages import Stages
+from softattn_lm.commands import measure_lines
 from softattn_lm.commands.ablate_printed import printed
 from softattn_lm.commands.measure_lines import write_lines
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.ngram import ngram_losses
-from softattn_lm.runs import write_json
-from softattn_lm.training.run import prepared_data
+from softattn_lm.runs.files import write_json
+from softattn_lm.training.prepared import prepared_data
 from tests.forged import LEVEL, WINDOWS, diverged, forge, plan_of, write_run
 from tests.test_ablate_plan import composed, make, parabola, tuned
 from tests.test_ablate_plan import forge as forge_run
@@ -31,9 +32,9 @@ TEXT: dict[str, Any] = {"fingerprint": "cafe", "text": True, "refused": None}
 LOSSES = {"validation": {"5-gram": 2.39}, "test": {"5-gram": 2.4}}
 
 
-def counted(folder: Path, **said: Any) -> None:
-    (folder / "measured").mkdir(exist_ok=True, parents=True)
-    write_json(folder / "measured" / "lines.json", TEXT | LOSSES | said)
+def counted(folder: Path, size: str | None = None, **said: Any) -> None:
+    lines_file(folder, size).parent.mkdir(exist_ok=True, parents=True)
+    write_json(lines_file(folder, size), TEXT | LOSSES | said)
 
 
 def stages(plan: Plan, folder: Path) -> Stages:
@@ -79,14 +80,43 @@ def test_there_is_no_reference_where_nobody_asks_or_none_can_be(
 ) -> None:
     counted(tmp_path, **counts)
     plan = make(said)
-    assert no_reference(plan, tmp_path) == why and not references(stages(plan, tmp_path).known())
-    assert no_reference(make(), tmp_path / "unmeasured") == ""
+    assert no_reference(plan, tmp_path, None) == why and not references(stages(plan, tmp_path).known())
+    assert no_reference(make(), tmp_path / "unmeasured", None) == ""
 
 
-def test_on_a_ladder_it_runs_at_the_first_size(tmp_path: Path) -> None:
-    counted(tmp_path)
-    plan = make({"ladder": ["nano", "micro"]})
-    assert references(stages(plan, tmp_path).known()) == ["reference/nano/uniform/seed-0"]
+def test_on_a_ladder_it_runs_once_at_every_size_that_it_can_be_built_at(tmp_path: Path) -> None:
+    plan = make({"ladder": ["nano", "micro", "small"]})
+    counted(tmp_path, "nano")
+    counted(tmp_path, "micro", refused="attention=uniform adds no bias")
+    counted(tmp_path, "small")
+    paths = [f"reference/{size}/uniform/seed-0" for size in ("nano", "small")]
+    assert references(stages(plan, tmp_path).known()) == references(stages(plan, tmp_path).needed()) == paths
+
+
+def test_lines_on_a_ladder_stand_beside_the_arms_of_their_own_size(tmp_path: Path) -> None:
+    """Those of the first size stood alone in the table, and a difference at another size had no scale."""
+    plan = plan_of(EFFECTS, range(3), ladder=["nano", "micro", "small"])
+    for number, size in enumerate(plan.sizes):
+        assert size is not None
+        forge(tmp_path, EFFECTS, plan=plan, size=size, seed=number)
+        if size != "small":
+            counted(tmp_path, size, test={"5-gram": 2.4 + number})
+            losses = np.full(WINDOWS, LEVEL + 0.5 + number)
+            write_run(tmp_path, plan, "uniform", 0, losses, size=size, stage="reference")
+    report = write(tmp_path)
+    base = [float(np.mean(list(each.values["sdpa"].values()))) for each in report.judged]
+    with (tmp_path / "table.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["verdict"] == "for scale"]
+    assert [(row["arm"], row["size"], row["loss, nats"], row["difference, nats"]) for row in rows] == [
+        ("5-gram", "nano", "2.4000", f"{2.4 - base[0]:+.4f}"),
+        ("uniform", "nano", "2.5000", f"{2.5 - base[0]:+.4f}"),
+        ("5-gram", "micro", "3.4000", f"{3.4 - base[1]:+.4f}"),
+        ("uniform", "micro", "3.5000", f"{3.5 - base[1]:+.4f}"),
+    ]
+    text = (tmp_path / "report.md").read_text()
+    assert "one run at nano, micro each, in no comparison" in text
+    captions = [line for line in text.splitlines() if "Validation loss while training at" in line]
+    assert ["Across, for scale" in line for line in captions] == [True, True, False]
 
 
 def test_its_command_is_printed_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,8 +137,9 @@ def test_lines_may_be_asked_for_and_left_out_later_and_nothing_else_changes() ->
         make({"lines": 2})
 
 
-def asked(file: Path, uniform: dict[str, Any]) -> dict[str, Any]:
-    return {"out": str(file), "words": ["steps=3"], "uniform": uniform, "refused": None}
+def asked(file: Path, uniform: dict[str, Any], *known: Path) -> dict[str, Any]:
+    files = [str(each) for each in known]
+    return {"out": str(file), "words": ["steps=3"], "uniform": uniform, "refused": None, "counted": files}
 
 
 def test_an_n_gram_is_counted_on_the_windows_that_models_are_scored_on(tmp_path: Path) -> None:
@@ -123,6 +154,22 @@ def test_an_n_gram_is_counted_on_the_windows_that_models_are_scored_on(tmp_path:
     best = min(losses["validation"], key=losses["validation"].__getitem__)
     assert found["validation"] == {f"{best}-gram": losses["validation"][best]}
     assert found["test"] == {f"{best}-gram": losses["test"][best]}
+
+
+def test_counts_of_another_size_are_taken_where_it_reads_the_same_windows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counting a large text takes seconds, and a ladder measures its baseline anew as its steps are worked out."""
+    cfg = tiny_config(tmp_path, "data.test_fraction=0.1")
+    first, second, third = (tmp_path / f"{name}.json" for name in ("first", "second", "third"))
+    write_lines(cfg, asked(first, cfg, first, second))
+    counts, texts = measure_lines.counted, list[int]()
+    monkeypatch.setattr(measure_lines, "counted", lambda text, n: texts.append(n) or counts(text, n))
+    write_lines(tiny_config(tmp_path, "data.test_fraction=0.1", "model.d_model=32"), asked(second, cfg, first, second))
+    assert not texts and json.loads(second.read_text()) == json.loads(first.read_text())
+    write_lines(tiny_config(tmp_path, "data.test_fraction=0.1", "model.context=8"), asked(third, cfg, first, second))
+    write_lines(tiny_config(tmp_path, "data.test_fraction=0.2"), asked(third, cfg, first, second, third))
+    assert texts == [8, 16]
 
 
 def test_a_baseline_that_cannot_have_the_uniform_kernel_says_why(tmp_path: Path) -> None:

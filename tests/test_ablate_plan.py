@@ -23,7 +23,8 @@ from softattn_lm.commands.ablate_printed import printed
 from softattn_lm.commands.ablate_progress import Progress
 from softattn_lm.config.tree import choices, config_folder
 from softattn_lm.errors import UserError
-from softattn_lm.runs import write_json, write_status
+from softattn_lm.runs.files import write_json
+from softattn_lm.runs.status import write_status
 
 ARMS = {"a": ["scale=none"], "b": ["scale=learned"]}
 
@@ -284,5 +285,5 @@ def test_no_time_is_promised_for_runs_that_wait_in_a_queue(capsys: pytest.Captur
     jobs = [Job("report", "a", seed, 1e-3) for seed in range(2)]
     for slots, said in ((1, "0 of 2 runs done, 1 running, 2m00s left"), (None, "0 of 2 runs done, 1 submitted")):
         with Progress({(None, "a"): 60.0}, slots) as progress:
-            progress.update(jobs, set(), {jobs[0].path: time.monotonic()})
+            progress.update(jobs, set(), {jobs[0].path: time.monotonic()}, {})
         assert capsys.readouterr().out.strip() == said

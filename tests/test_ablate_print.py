@@ -11,12 +11,12 @@ import pytest
 from softattn_lm.ablation import journal
 from softattn_lm.cli import main
 from softattn_lm.commands import ablate as command
-from softattn_lm.runs import read_status, write_status
+from softattn_lm.runs.status import read_status, write_status
 from tests.ablation import losses, quick, words
 
 ASKED = "arms:\n  good: []\n  other: [scale=learned]\n  bad: [attention=linear, position=alibi]\nseeds: 2\n"
 HOLDS = """
-import sys, pathlib; from softattn_lm.runs import in_hand
+import sys, pathlib; from softattn_lm.runs.lock import in_hand
 with in_hand(pathlib.Path(sys.argv[1])):
     print(flush=True), sys.stdin.read()
 """

@@ -17,7 +17,7 @@ from softattn_lm.ablation.executors.warm import Warm
 from softattn_lm.ablation.jobs import Configs, Job, make_folder
 from softattn_lm.ablation.question import make_plan
 from softattn_lm.commands.ablate import composed
-from softattn_lm.runs import write_json
+from softattn_lm.runs.files import write_json
 from tests.ablation import quick, words
 
 needs_two_cores = pytest.mark.skipif(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from softattn_lm.runs import read_status
+from softattn_lm.runs.status import read_status
 from tests.ablation import ablate, losses, quick
 
 TYPED = ["attention=sdpa,linear", "seeds=2", "steps=4"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from softattn_lm.runs import read_status
+from softattn_lm.runs.status import read_status
 from tests.ablation import ablate, quick, started
 from tests.test_ablate_kill import until, victims
 from tests.wandb_files import exit_code, history, records

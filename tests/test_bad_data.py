@@ -14,7 +14,7 @@ import pytest
 
 from softattn_lm import cli
 from softattn_lm.data.paths import find_files
-from softattn_lm.runs import read_metrics
+from softattn_lm.runs.metrics import read_metrics
 from softattn_lm.training.checkpoint import load_run
 from tests.tiny_run import TINY
 

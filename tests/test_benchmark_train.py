@@ -16,7 +16,7 @@ from softattn_lm.commands.bare_training import Shape
 from softattn_lm.commands.benchmark_gpu import line
 from softattn_lm.commands.comparison import Row
 from softattn_lm.errors import UserError
-from softattn_lm.runs import new_run
+from softattn_lm.runs.new import new_run
 from softattn_lm.training.break_even import break_even
 from softattn_lm.training.run import train
 from softattn_lm.training.throughput import peak_of, utilisation
@@ -159,8 +159,9 @@ def test_the_benchmark_of_a_gpu_needs_torch_and_lightning_only(tmp_path):
     code = BLOCKED.format(script=str(SCRIPT))
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "blockwise is" in done.stdout and "WRONG" not in done.stdout
-    assert "decode, batch 1: " in done.stdout and (tmp_path / "runs/benchmark/gpu.json").is_file()
+    assert "blockwise is" in done.stdout and "graphed decoding is" in done.stdout and "WRONG" not in done.stdout
+    assert "decode, batch 1: " in done.stdout and "a pass, chunks, layers twice: " in done.stdout
+    assert (tmp_path / "runs/benchmark/gpu.json").is_file()
     if not torch.cuda.is_available():
         assert "figures mean nothing" in done.stdout
 

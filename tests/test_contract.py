@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from softattn_lm.attention.scale import Constant
 from softattn_lm.config.build import build
-from softattn_lm.contract import PROPERTIES, Subject, run_property
+from softattn_lm.contract import PROPERTIES, Subject, kernels, run_property
 
 VARIANTS = sorted(
     path.stem for path in Path("configs/attention").glob("*.yaml") if path.stem not in ("pattern", "custom")
@@ -27,3 +28,11 @@ def test_the_contract_holds(variant, property):
     assert verdict.ok, (
         f"{verdict.sentence}: off by {verdict.worst.error:g}, {verdict.worst.allowed:g} allowed, {verdict.worst.where}"
     )
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_scale_of_zero_or_less_is_a_number_like_any_other(variant, monkeypatch):
+    """torch's fused kernel made NaN of both, as it scales what it has hidden; tiles divided by the scale."""
+    monkeypatch.setattr(kernels, "scales", lambda: [Constant(0.0), Constant(-0.3)])
+    verdict = run_property("scales_are_honoured", subject(variant))
+    assert verdict.ok, f"off by {verdict.worst.error:g}, {verdict.worst.where}"

@@ -16,10 +16,11 @@ from softattn_lm.config.settings import TrainerSettings, TrainingSettings
 from softattn_lm.data.windows import ValidationWindows
 from softattn_lm.errors import UserError
 from softattn_lm.model.generate import generate
-from softattn_lm.runs import read_status
+from softattn_lm.runs.status import read_status
 from softattn_lm.training.checkpoint import load_run
 from softattn_lm.training.launch import check_device, make_trainer
-from softattn_lm.training.run import VALIDATION_TOKENS, prepared_data
+from softattn_lm.training.prepared import prepared_data
+from softattn_lm.training.validation import VALIDATION_TOKENS
 from tests import device_matrix, ranks
 from tests.device_matrix import WHOLE, Layout, read, words
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from softattn_lm.runs import read_metrics, read_status
+from softattn_lm.runs.metrics import read_metrics
+from softattn_lm.runs.status import read_status
 from softattn_lm.training.checkpoint import load_run
 from tests import ranks
 from tests.tiny_run import losses, text, tiny_train

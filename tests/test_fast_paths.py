@@ -46,6 +46,17 @@ def test_products_err_as_much_as_the_fused_kernel_in_bfloat16(length):
         assert (a - c).square().mean().sqrt() < 1e-4 + 1.2 * (b - c).square().mean().sqrt()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_without_any_scale_sdpa_averages_what_it_may_read(dtype):
+    *given, dy = tensors(16)
+    v, n = given[2], torch.arange(1, 17)[:, None]
+    y, dq, dk, dv = through(lambda q, k, v: SDPA()(q, k, v, scale=0.0, visible=Visibility(16)), given, dy, dtype)
+    close = partial(torch.testing.assert_close, rtol=0, atol=1e-5 if dtype == torch.float32 else 2e-2)
+    close(y, v.cumsum(2) / n)
+    close(dv, (dy / n).flip(2).cumsum(2).flip(2))
+    assert not dq.any() and not dk.any()
+
+
 def test_scores_are_not_rounded_under_autocast():
     """A score of 100.3 in bfloat16 is 100.5: its softmax would be a fifth off."""
     *given, dy = (10 * x for x in tensors(24))

@@ -16,7 +16,10 @@ from rich.console import Console
 
 from softattn_lm import cli
 from softattn_lm.config.tree import config_folder
-from softattn_lm.runs import read_config, read_metrics, read_status, remove_left_over
+from softattn_lm.runs.config import read_config
+from softattn_lm.runs.files import remove_left_over
+from softattn_lm.runs.metrics import read_metrics
+from softattn_lm.runs.status import read_status
 from softattn_lm.training.checkpoint import read_checkpoint
 from softattn_lm.training.run import train
 from tests import sabotage
@@ -154,7 +157,7 @@ def test_a_torn_checkpoint_is_named_in_one_line_and_left_as_it_is(tmp_path, keep
 
 
 def test_a_run_killed_while_its_folder_is_made_leaves_the_name_free(tmp_path, monkeypatch):
-    from softattn_lm import runs
+    from softattn_lm.runs import new
 
     class Killed(BaseException):
         pass
@@ -162,12 +165,12 @@ def test_a_run_killed_while_its_folder_is_made_leaves_the_name_free(tmp_path, mo
     def die(*given):
         raise Killed
 
-    monkeypatch.setattr(runs, "versions", die)
+    monkeypatch.setattr(new, "versions", die)
     with pytest.raises(Killed):
-        runs.new_run(tmp_path, "a", {"seed": 0})
+        new.new_run(tmp_path, "a", {"seed": 0})
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []
-    assert runs.new_run(tmp_path, "a", {"seed": 0}) == tmp_path / "a"
+    assert new.new_run(tmp_path, "a", {"seed": 0}) == tmp_path / "a"
 
 
 @contextmanager

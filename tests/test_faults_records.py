@@ -9,7 +9,10 @@ import pytest
 from rich.console import Console
 
 from softattn_lm.errors import UserError
-from softattn_lm.runs import new_run, read_config, read_metrics, read_status
+from softattn_lm.runs.config import read_config
+from softattn_lm.runs.metrics import read_metrics
+from softattn_lm.runs.new import new_run
+from softattn_lm.runs.status import read_status
 from softattn_lm.training import metrics
 from softattn_lm.training.continued import missing_rows
 from softattn_lm.training.run import train

@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 
 from softattn_lm.commands import sweep
-from softattn_lm.runs import read_config, read_metrics, read_status
+from softattn_lm.runs.config import read_config
+from softattn_lm.runs.metrics import read_metrics
+from softattn_lm.runs.status import read_status
 from softattn_lm.training.checkpoint import read_checkpoint
 from softattn_lm.training.console import RunConsole
 from softattn_lm.training.run import train

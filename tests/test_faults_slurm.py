@@ -10,7 +10,9 @@ import pytest
 from softattn_lm.commands import train
 from softattn_lm.config.settings import TrainerSettings, TrainingSettings
 from softattn_lm.errors import UserError
-from softattn_lm.runs import new_run, read_metrics, read_status, write_status
+from softattn_lm.runs.metrics import read_metrics
+from softattn_lm.runs.new import new_run
+from softattn_lm.runs.status import read_status, write_status
 from softattn_lm.training import slurm
 from softattn_lm.training.launch import SLURMEnvironment, make_trainer
 from tests import sabotage

@@ -7,7 +7,10 @@ import pytest
 
 from softattn_lm.commands import train
 from softattn_lm.errors import UserError
-from softattn_lm.runs import forked_config, read_config, read_metrics, read_status
+from softattn_lm.runs.changes import forked_config
+from softattn_lm.runs.config import read_config
+from softattn_lm.runs.metrics import read_metrics
+from softattn_lm.runs.status import read_status
 from softattn_lm.training.checkpoint import load_run, read_checkpoint
 from softattn_lm.training.fork import split
 from tests.tiny_run import losses, text, tiny_config, tiny_train

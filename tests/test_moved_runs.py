@@ -6,7 +6,8 @@ from softattn_lm.commands import evaluate, sample, train
 from softattn_lm.config.check import check
 from softattn_lm.config.compose import compose
 from softattn_lm.config.tree import config_folder
-from softattn_lm.runs import read_metrics, read_status
+from softattn_lm.runs.metrics import read_metrics
+from softattn_lm.runs.status import read_status
 from softattn_lm.training.checkpoint import load_run
 from tests.tiny_run import losses, tiny_config, tiny_train
 

@@ -19,7 +19,7 @@ from softattn_lm.ablation.report import Report
 from softattn_lm.ablation.report import write as write_all
 from softattn_lm.cli import main
 from softattn_lm.errors import UserError
-from softattn_lm.runs import write_json
+from softattn_lm.runs.files import write_json
 from tests.forged import LEVEL, RECALL, TUNE, WINDOWS, diverged, forge, measured, plan_of, tuned, write_run
 
 

@@ -10,22 +10,14 @@ from pathlib import Path
 import pytest
 
 from softattn_lm.errors import UserError
-from softattn_lm.runs import (
-    cut_metrics,
-    discard_unbegun,
-    find_run,
-    made_folder,
-    new_run,
-    read_config,
-    read_metrics,
-    read_status,
-    resumed_config,
-    run_folders,
-    run_name,
-    runs_folder,
-    versions,
-    write_status,
-)
+from softattn_lm.runs.changes import resumed_config
+from softattn_lm.runs.config import read_config
+from softattn_lm.runs.find import find_run, run_folders
+from softattn_lm.runs.metrics import cut_metrics, read_metrics
+from softattn_lm.runs.names import run_name, runs_folder
+from softattn_lm.runs.new import discard_unbegun, made_folder, new_run
+from softattn_lm.runs.status import read_status, write_status
+from softattn_lm.runs.versions import versions
 
 CONFIG = {
     "seed": 0,
@@ -134,7 +126,7 @@ def test_runs_that_are_being_made_or_vanish_while_they_are_listed_are_no_runs(tm
 def test_a_run_that_vanishes_behind_the_list_is_not_the_newest(tmp_path, monkeypatch):
     kept = new_run(tmp_path, "kept", CONFIG)
     gone = tmp_path / "zzz-gone"
-    monkeypatch.setattr("softattn_lm.runs.run_folders", lambda root: [kept, gone])
+    monkeypatch.setattr("softattn_lm.runs.find.run_folders", lambda root: [kept, gone])
     with pytest.raises(UserError, match="the newest is kept"):
         find_run(None, tmp_path)
 
@@ -284,7 +276,7 @@ def test_rows_past_the_checkpoint_and_half_a_row_are_cut(tmp_path):
 
 
 def test_finding_and_refusing_needs_no_torch():
-    program = "import sys, softattn_lm.runs, softattn_lm.commands.train; sys.exit('torch' in sys.modules)"
+    program = "import sys, softattn_lm.runs.find, softattn_lm.commands.train; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -26,7 +26,7 @@ from softattn_lm.ablation.statistics import (
 )
 from softattn_lm.ablation.verdict import compare
 from tests import real_baselines
-from tests.null_sweeps import family_wise, over_looks, tuned, unpaired_splits
+from tests.null_sweeps import family_wise, over_looks, tuned, unpaired_splits, with_text
 
 THREE = np.array([1.0, 2.0, 3.0])  # mean 2, variance 1, t = 2 sqrt(3)
 
@@ -45,10 +45,22 @@ def test_the_paired_t_interval_is_the_one_worked_out_by_hand() -> None:
         paired_interval(THREE[:1], 0.95)
 
 
-def test_another_part_widens_the_interval_and_satterthwaite_adds_its_degrees_of_freedom() -> None:
-    found = paired_interval(THREE, 0.95, [Part(1 / 3, 2)])
-    assert found.df == pytest.approx(4)  # (2/3)^2 / (2 (1/3)^2 / 2)
-    assert found.half == pytest.approx(2.776445105198 * math.sqrt(2 / 3), rel=1e-9)
+def test_another_part_adds_its_variance_and_its_degrees_of_freedom() -> None:
+    found = paired_interval(THREE, 0.95, [Part(2.0, 2)])
+    df = (7 / 3) ** 2 / ((1 / 3) ** 2 / 2 + 2.0**2 / 2)
+    assert found.df == pytest.approx(df) and found.half == pytest.approx(stats.t.ppf(0.975, df) * math.sqrt(7 / 3))
+    assert found.p == pytest.approx(2 * stats.t.sf(2 / math.sqrt(7 / 3), df))
+
+
+def test_another_part_never_makes_the_interval_narrower_than_that_of_the_seeds() -> None:
+    alone, found = paired_interval(THREE, 0.95), paired_interval(THREE, 0.95, [Part(1 / 3, 2)])
+    summed = 2.776445105198 * math.sqrt(2 / 3)  # 4 degrees of freedom: (2/3)^2 / (2 (1/3)^2 / 2)
+    assert summed < alone.half == found.half and found.p == alone.p
+
+
+def test_null_sweeps_whose_text_moves_all_seeds_alike_are_wrong_no_more_often() -> None:
+    reported, summed = with_text(500, 0.1, seeds=3)
+    assert reported < 0.07 and summed > 0.09  # python tests/null_sweeps.py: 3.5 % and 15 %
 
 
 def test_holm_multiplies_the_smallest_p_by_all_and_keeps_the_order() -> None:

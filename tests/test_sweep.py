@@ -15,7 +15,9 @@ import yaml
 from softattn_lm.commands import COMMANDS, sweep
 from softattn_lm.config.argv import sort
 from softattn_lm.errors import UserError
-from softattn_lm.runs import find_run, read_config, read_status, write_config, write_status
+from softattn_lm.runs.config import read_config, write_config
+from softattn_lm.runs.find import find_run
+from softattn_lm.runs.status import read_status, write_status
 
 TRAIN = COMMANDS["train"]
 

@@ -18,7 +18,7 @@ from softattn_lm.data.windows import PADDED
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.likelihood import Likelihood
 from softattn_lm.evaluation.recall import by_window
-from softattn_lm.runs import read_metrics
+from softattn_lm.runs.metrics import read_metrics
 from softattn_lm.shares import Share, by_gap, by_pairs
 from softattn_lm.training.checkpoint import load_run, read_checkpoint
 from tests.tiny_run import losses, tiny_config, tiny_train

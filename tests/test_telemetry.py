@@ -26,7 +26,7 @@ from softattn_lm.evaluation.attention_rows import DEAD, jacobian_norm
 from softattn_lm.evaluation.telemetry import FIGURES, Probe, head_figures, make_probe, per_layer, telemetry
 from softattn_lm.evaluation.watching import Seen
 from softattn_lm.position.alibi import ALiBi
-from softattn_lm.runs import read_metrics
+from softattn_lm.runs.metrics import read_metrics
 from softattn_lm.training.checkpoint import read_checkpoint
 from tests.models import shaken, tiny_model
 from tests.tiny_run import tiny_config, tiny_train
@@ -255,8 +255,8 @@ def test_tables_are_apart_loggers_get_layers_and_the_cost_is_told(tmp_path, monk
         def log_hyperparams(self, *args, **kwargs):
             pass
 
-    monkeypatch.setattr("softattn_lm.training.run.make_loggers", lambda *_: [Recording()])
-    monkeypatch.setattr("softattn_lm.training.run.finish_loggers", lambda _: None)
+    monkeypatch.setattr("softattn_lm.training.fit.make_loggers", lambda *_: [Recording()])
+    monkeypatch.setattr("softattn_lm.training.fit.finish_loggers", lambda _: None)
     run = tiny_train(tmp_path, "logger=csv")
     rows = telemetry_rows(run)
     with (run / "telemetry.csv").open() as file:

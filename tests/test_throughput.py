@@ -6,7 +6,7 @@ import pytest
 
 from softattn_lm.commands import benchmark_gpu
 from softattn_lm.errors import UserError
-from softattn_lm.runs import read_metrics
+from softattn_lm.runs.metrics import read_metrics
 from softattn_lm.training.throughput import Throughput, peak_of, utilisation
 from tests.tiny_run import tiny_train
 

@@ -13,7 +13,10 @@ import torch
 from softattn_lm.commands import evaluate, train
 from softattn_lm.config.raw import encode
 from softattn_lm.errors import UserError
-from softattn_lm.runs import find_run, read_config, read_metrics, read_status
+from softattn_lm.runs.config import read_config
+from softattn_lm.runs.find import find_run
+from softattn_lm.runs.metrics import read_metrics
+from softattn_lm.runs.status import read_status
 from softattn_lm.training.checkpoint import load_run
 from softattn_lm.training.summary import prompt
 from softattn_lm.training.tracking import is_logged_in

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from softattn_lm.runs import read_metrics
+from softattn_lm.runs.metrics import read_metrics
 from tests.tiny_run import tiny_train
 
 

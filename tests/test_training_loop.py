@@ -10,10 +10,12 @@ from torch.nn import functional as F
 from softattn_lm.config.build import build
 from softattn_lm.data.windows import TrainWindows
 from softattn_lm.errors import UserError
-from softattn_lm.runs import new_run, read_metrics, read_status
+from softattn_lm.runs.metrics import read_metrics
+from softattn_lm.runs.new import new_run
+from softattn_lm.runs.status import read_status
 from softattn_lm.training.checkpoint import load_run
 from softattn_lm.training.lit import dropout_seed
-from softattn_lm.training.run import described, prepared_data
+from softattn_lm.training.prepared import described, prepared_data
 from tests.tiny_run import losses, text, tiny_config, tiny_train
 
 

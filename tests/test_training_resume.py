@@ -8,7 +8,11 @@ import torch
 from rich.console import Console
 
 from softattn_lm.errors import UserError
-from softattn_lm.runs import new_run, read_config, read_metrics, read_status, resumed_config
+from softattn_lm.runs.changes import resumed_config
+from softattn_lm.runs.config import read_config
+from softattn_lm.runs.metrics import read_metrics
+from softattn_lm.runs.new import new_run
+from softattn_lm.runs.status import read_status
 from softattn_lm.training import interrupt, signals
 from softattn_lm.training.checkpoint import load_run, plain, read_checkpoint, write_checkpoint
 from softattn_lm.training.run import train

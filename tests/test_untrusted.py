@@ -18,7 +18,7 @@ from softattn_lm.config.build import build
 from softattn_lm.config.stored import require_harmless, stored_run
 from softattn_lm.config.tree import config_folder
 from softattn_lm.errors import UserError
-from softattn_lm.runs import read_config
+from softattn_lm.runs.config import read_config
 from softattn_lm.training.checkpoint import load_run
 from softattn_lm.training.untrusted import require_fitting
 from tests.hostile.files import edits, files, laughs, training_edits

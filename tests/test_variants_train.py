@@ -8,7 +8,7 @@ import yaml
 
 from softattn_lm.config.build import build
 from softattn_lm.model.generate import generate
-from softattn_lm.runs import read_metrics
+from softattn_lm.runs.metrics import read_metrics
 from softattn_lm.training.checkpoint import load_run
 from tests.tiny_run import tiny_train
 

@@ -13,7 +13,7 @@ from wandb.sdk import wandb_setup
 
 from softattn_lm.config.settings import LoggerSettings
 from softattn_lm.errors import UserError
-from softattn_lm.runs import cut_metrics, read_metrics
+from softattn_lm.runs.metrics import cut_metrics, read_metrics
 from softattn_lm.training.tracking import ANSWER, BEGIN, END, finish_loggers, make_loggers, replayed
 from tests.fake_wandb import deaf_server, fake_wandb, refusing_url, timed
 from tests.tiny_run import tiny_config, tiny_train

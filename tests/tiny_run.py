@@ -9,7 +9,8 @@ from rich.console import Console
 from softattn_lm.config.check import check
 from softattn_lm.config.compose import compose
 from softattn_lm.config.tree import config_folder
-from softattn_lm.runs import new_run, read_metrics
+from softattn_lm.runs.metrics import read_metrics
+from softattn_lm.runs.new import new_run
 from softattn_lm.training.run import train
 
 TINY = [

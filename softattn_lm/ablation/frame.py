@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from softattn_lm.ablation.jobs import End, Stage, outcome_in
 from softattn_lm.errors import UserError
-from softattn_lm.runs import read_config, read_status
+from softattn_lm.runs.config import read_config
+from softattn_lm.runs.status import read_status
 from softattn_lm.shares import by_gap, by_pairs
 
 if TYPE_CHECKING:

@@ -15,7 +15,10 @@ from softattn_lm.ablation.lines import uniform_words
 from softattn_lm.ablation.plan import Plan
 from softattn_lm.ablation.question import together
 from softattn_lm.errors import UserError
-from softattn_lm.runs import read_status, versions, write_config, write_json
+from softattn_lm.runs.config import write_config
+from softattn_lm.runs.files import write_json
+from softattn_lm.runs.status import read_status
+from softattn_lm.runs.versions import versions
 
 Stage = Literal["tune", "report", "reference"]
 End = Literal["finished", "diverged", "failed", "broken", "absent"]

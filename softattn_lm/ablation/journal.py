@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from softattn_lm.errors import UserError
-from softattn_lm.runs import finite_or_null
+from softattn_lm.runs.files import finite_or_null
 
 FILE = "log.jsonl"
 

@@ -18,7 +18,7 @@ from softattn_lm.ablation.rates import Choice, together
 from softattn_lm.ablation.statistics import Part, log_rank_p, paired_interval, success_interval
 from softattn_lm.ablation.verdict import Comparison, compare, with_holm
 from softattn_lm.errors import UserError
-from softattn_lm.runs import read_metrics
+from softattn_lm.runs.metrics import read_metrics
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from softattn_lm.ablation.lines import lines_file, read_lines
 from softattn_lm.ablation.plan import Plan
 from softattn_lm.ablation.question import together
 from softattn_lm.errors import UserError
-from softattn_lm.runs import write_json
+from softattn_lm.runs.files import write_json
 
 # A process that measures the config in a file, alone: (job, out, log) -> its exit status.
 Measure = Callable[[Path, Path, Path], int | None]
@@ -70,10 +70,10 @@ def measure_all(configs: Configs, folder: Path, runs: str, measure: Measure) -> 
 def _cost(configs: Configs, folder: Path, runs: str, measure: Measure, arm: str, size: str | None) -> dict[str, Any]:
     file = measured_file(folder, arm, size)
     words = configs.words(arm, size)
-    counts = configs.plan.lines and (arm, size) == (configs.plan.baseline, configs.plan.sizes[0])
+    counts = configs.plan.lines and arm == configs.plan.baseline
     if file.is_file():
         known = json.loads(file.read_text(encoding="utf-8"))
-        if known.get("words") == words and not (counts and read_lines(folder).get("words") != words):
+        if known.get("words") == words and not (counts and read_lines(folder, size).get("words") != words):
             return known
     file.parent.mkdir(parents=True, exist_ok=True)
     job, log = file.with_suffix(".yaml"), file.with_suffix(".log")
@@ -95,7 +95,8 @@ def _cost(configs: Configs, folder: Path, runs: str, measure: Measure, arm: str,
 
 def _lines(configs: Configs, folder: Path, size: str | None) -> dict[str, Any]:
     """What is worked out beside the cost of the baseline: see lines.py."""
-    said: dict[str, Any] = {"out": str(lines_file(folder)), "words": configs.words(configs.plan.baseline, size)}
+    said: dict[str, Any] = {"out": str(lines_file(folder, size)), "words": configs.words(configs.plan.baseline, size)}
+    said["counted"] = [str(lines_file(folder, each)) for each in configs.plan.sizes]
     try:
         return {"lines": said | {"uniform": configs.of(None, size), "refused": None}}
     except UserError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from softattn_lm.errors import UserError
-from softattn_lm.runs import write_json
+from softattn_lm.runs.files import write_json
 
 FORMAT = 1
 FILE = "plan.json"

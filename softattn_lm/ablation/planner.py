@@ -25,7 +25,7 @@ from softattn_lm.ablation.jobs import Configs, Job, make_folder
 from softattn_lm.ablation.plan import Plan
 from softattn_lm.ablation.stages import Stages
 from softattn_lm.errors import UserError
-from softattn_lm.runs import read_status, write_status
+from softattn_lm.runs.status import read_status, write_status
 
 LOOK = 0.5  # seconds between two looks at running processes
 TRIES = 2  # of a run whose process was killed from outside
@@ -35,8 +35,10 @@ ENDING = 90.0  # seconds to wait for the processes of a planner that was killed:
 class Watcher(Protocol):
     """Is told how far everything is."""
 
-    def update(self, jobs: list[Job], done: set[str], running: dict[str, float]) -> None:
-        """jobs: all that are known; done: paths of those that ended; running: path -> when it started, monotonic."""
+    def update(self, jobs: list[Job], done: set[str], running: dict[str, float], took: dict[str, float]) -> None:
+        """jobs: all that are known; done: paths of those that ended; running: path -> when it started, monotonic; took:
+        path -> seconds, of those that finished here from their first step on.
+        """
         ...
 
     def say(self, line: str) -> None: ...
@@ -73,7 +75,8 @@ class Planner:
         self.unfit = dict(unfit or {})
         fit = replace(plan, arms={arm: words for arm, words in plan.arms.items() if arm not in self.unfit})
         self.stages = Stages(fit, folder, configs)
-        self.running: dict[Path, tuple[Job, float]] = {}
+        self.running: dict[Path, tuple[Job, float, bool]] = {}  # when it started, and whether at its first step
+        self.took: dict[str, float] = {}
         self._tries: Counter[str] = Counter()
 
     def run(self) -> Result:
@@ -106,15 +109,18 @@ class Planner:
         except UserError as error:
             self._give_up(job, str(error))
             return
+        whole = not (self.folder / job.path).is_dir()
         folder = make_folder(self.folder, job, config)
         self._tries[job.path] += 1
-        self.running[folder] = (job, time.monotonic())
+        self.running[folder] = (job, time.monotonic(), whole)
         self.executor.start(folder)
 
     def _ended(self, ended: Ended) -> None:
-        job, _ = self.running.pop(ended.run)
+        job, since, whole = self.running.pop(ended.run)
         found = self.stages.outcome(job)
-        if found.end == "diverged":
+        if found.end == "finished" and whole:
+            self.took[job.path] = time.monotonic() - since
+        elif found.end == "diverged":
             self.watcher.say(f"{job.path} diverged: {found.error}")
         elif found.end == "failed":
             self._give_up(job, found.error or ended.reason)
@@ -154,7 +160,8 @@ class Planner:
         jobs = self.stages.known()
         done = {job.path for job in jobs if self.stages.outcome(job).end in ("finished", "diverged")}
         done |= self.stages.given_up.keys()
-        self.watcher.update(jobs, done, {job.path: since for job, since in self.running.values()})
+        running = {job.path: since for job, since, _ in self.running.values()}
+        self.watcher.update(jobs, done, running, self.took)
 
     def _result(self) -> Result:
         ends = Counter(self.stages.outcome(job).end for job in self.stages.known())

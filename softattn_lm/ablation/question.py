@@ -22,7 +22,7 @@ from softattn_lm.config.nearest import meant
 from softattn_lm.config.rules import BUDGETS
 from softattn_lm.config.tree import choices, config_folder
 from softattn_lm.errors import UserError
-from softattn_lm.runs import valid_name
+from softattn_lm.runs.names import valid_name
 
 # The recipe that favours no arm, and the tracker, unless a question or a command line says otherwise.
 BASE = ["model=plain", "logger=wandb"]

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from softattn_lm.ablation.statistics import Part
+from softattn_lm.ablation.statistics import Part, satterthwaite
 
 Edge = Literal["low", "high"]
 _NORMAL = stats.norm.ppf((np.arange(400) + 0.5) / 400)
@@ -46,10 +46,7 @@ class Choice:
 
 def together(baseline: Choice, arm: Choice) -> Part:
     """What the two choices of a difference add to its variance."""
-    variance = baseline.part.variance + arm.part.variance
-    if variance == 0:
-        return Part(0.0, math.inf)
-    return Part(variance, variance**2 / sum(c.part.variance**2 / c.df for c in (baseline, arm)))
+    return satterthwaite([baseline.part, arm.part])
 
 
 def choose(losses: Mapping[float, Mapping[int, float]]) -> Choice:

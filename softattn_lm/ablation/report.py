@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from softattn_lm.ablation import html, journal, sections, sentences, tables
-from softattn_lm.ablation.figures import draw_all, named
+from softattn_lm.ablation.figures import draw_all
+from softattn_lm.ablation.figures.drawn import named
 from softattn_lm.ablation.frame import Run, read_runs, require_ablation, tidy
 from softattn_lm.ablation.judge import Judged, judge
 from softattn_lm.ablation.lines import WORD, Line, no_reference, read_lines
@@ -27,7 +28,7 @@ from softattn_lm.ablation.plan import Plan
 from softattn_lm.ablation.statistics import level_of_look
 from softattn_lm.ablation.tables import Block, Bullets, Heading, Picture, Table, Typed, Words
 from softattn_lm.errors import UserError
-from softattn_lm.runs import replace_text
+from softattn_lm.runs.files import replace_text
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def write(folder: Path, figures: bool = True) -> Report:
     for each in judged:
         if each.look.final and each.split == "test":
             note_reading(folder, each.size, each.look, list(plan.arms))
-    lines = _lines(plan, folder, runs)
+    lines = [line for size in plan.sizes for line in _lines(plan, folder, runs, size)]
     table = sections.differences(plan, judged, lines)
     pictures = draw_all(plan, judged, runs, folder / "figures", lines) if figures else []
     said = [sentences.sentence(plan, each, c) for each in judged for c in each.comparisons]
@@ -81,20 +82,21 @@ def _runs_csv(runs: Sequence[Run], test: bool) -> str:
     return tables.as_csv(list(rows[0]), [list(row.values()) for row in rows])
 
 
-def _lines(plan: Plan, folder: Path, runs: Sequence[Run]) -> list[Line]:
-    """What else has a loss on the text of the reported runs, as far as it was worked out."""
-    known = {run.summary.get("fingerprint") for run in runs if run.stage == "report" and run.size == plan.sizes[0]}
-    found = read_lines(folder)
+def _lines(plan: Plan, folder: Path, runs: Sequence[Run], size: str | None) -> list[Line]:
+    """What else has a loss on the text of the reported runs of a size, as far as it was worked out."""
+    own = [run for run in runs if run.size == size]
+    known = {run.summary.get("fingerprint") for run in own if run.stage == "report"}
+    found = read_lines(folder, size)
     if not plan.lines or plan.metric.name != "loss" or found.get("fingerprint") not in known:
         return []
     parts = [found.get(split) or {} for split in ("validation", "test")]
-    lines = [Line(name, parts[0][name], parts[1][name], 0) for name in parts[0] if name in parts[1]]
-    if no_reference(plan, folder) is not None:
+    lines = [Line(name, parts[0][name], parts[1][name], 0, size) for name in parts[0] if name in parts[1]]
+    if no_reference(plan, folder, size) is not None:
         return lines
-    for run in runs:
+    for run in own:
         if run.stage == "reference" and run.end == "finished" and run.summary.get("fingerprint") in known:
             validation, test = (float(run.summary["scores"][split]["loss"]) for split in ("validation", "test"))
-            lines.append(Line(run.arm, validation, test, 1))
+            lines.append(Line(run.arm, validation, test, 1, size))
     return lines
 
 
@@ -215,9 +217,7 @@ def _how(report: Report, runs: Sequence[Run]) -> list[Block]:
         f"smallest difference that matters: {plan.smallest:g}; metric: {plan.metric.name} on {plan.metric.split}"
     )
     items.append(f"matched: {plan.match}")
-    why = no_reference(plan, folder)
-    items += [f"uniform: the baseline with {WORD}, one run, in no comparison"] if why is None else []
-    items += [f"no run of the uniform kernel beside the arms: {why}"] if why else []
+    items += _reference(plan, folder)
     items += [f"arm {arm}: {' '.join(words) or 'as the base'}" for arm, words in plan.arms.items()]
     items.append(f"base: {' '.join(plan.base)}")
     ended = sum(run.end == "finished" for run in runs)
@@ -227,6 +227,18 @@ def _how(report: Report, runs: Sequence[Run]) -> list[Block]:
     versions = sorted({commit for run in runs if (commit := _commit(run)) is not None})
     items += [f"commit: {', '.join(versions)}"] if versions else []
     return [Heading("How it was done"), Bullets(items)]
+
+
+def _reference(plan: Plan, folder: Path) -> list[str]:
+    """What is said of the run of the uniform kernel, or of why there is none."""
+    why = {size: no_reference(plan, folder, size) for size in plan.sizes}
+    sizes = [str(size) for size, reason in why.items() if reason is None]
+    said = []
+    if sizes:
+        runs = "one run" if plan.ladder is None else f"one run at {', '.join(sizes)} each"
+        said.append(f"uniform: the baseline with {WORD}, {runs}, in no comparison")
+    refused = dict.fromkeys(reason for reason in why.values() if reason)
+    return [*said, *(f"no run of the uniform kernel beside the arms: {reason}" for reason in refused)]
 
 
 def _commit(run: Run) -> str | None:

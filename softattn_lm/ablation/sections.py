@@ -23,7 +23,7 @@ NONE = "–"
 
 
 def differences(plan: Plan, judged: Sequence[Judged], lines: Sequence[Line] = ()) -> Table:
-    """A row per arm and size; `lines`: what else has a loss on this text, at the first size of a ladder."""
+    """A row per arm and size; `lines`: what else has a loss on this text."""
     unit, sized = unit_of(plan), len(judged) > 1
     value = f"{plan.metric.name}, {'%' if unit.factor == 100 else unit.name}"
     head = [
@@ -46,10 +46,10 @@ def differences(plan: Plan, judged: Sequence[Judged], lines: Sequence[Line] = ()
             cells = [arm, *([str(each.size)] if sized else []), word, str(len(each.values[arm]))]
             rows.append([*cells, *_level(each.values[arm].values(), unit), *_compared(plan, found.get(arm))])
             marks.append(word)
-    for line in lines:
-        cells = [line.name, *([str(judged[0].size)] if sized else []), "for scale", str(line.runs or NONE)]
-        away = beside_baseline(plan, judged[0], line)
-        cells += [unit.number(line.on(judged[0].split)), "", NONE if away is None else unit.number(away, plus=True)]
+    for each, line in ((each, line) for each in judged for line in lines if line.size == each.size):
+        cells = [line.name, *([str(each.size)] if sized else []), "for scale", str(line.runs or NONE)]
+        away = beside_baseline(plan, each, line)
+        cells += [unit.number(line.on(each.split)), "", NONE if away is None else unit.number(away, plus=True)]
         rows.append([*cells, *[""] * (len(head) - len(cells))])
     kept = [i for i in range(len(head)) if i not in empty or any(row[i] not in (NONE, "") for row in rows)]
     note = (

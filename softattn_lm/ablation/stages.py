@@ -3,7 +3,7 @@
 tune      every arm × every rate of the grid × every tuning seed; a best rate on the edge extends the grid for all
 choose    one rate per arm, once: what is in the log stays
 report    every arm at its rate on the reported seeds, seed by seed, so that pairs complete early
-reference  one run of the uniform kernel at the baseline's rate, last of all: see lines.py
+reference  one run of the uniform kernel at the baseline's rate, last of its size: see lines.py
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Stages:
     def __init__(self, plan: Plan, folder: Path, configs: Configs, measured: Path | None = None) -> None:
         self.plan, self.folder, self.configs = plan, folder, configs
         self.given_up: dict[str, str] = {}
-        self.refers = no_reference(plan, measured or folder) is None
+        self.refers = {size for size in plan.sizes if no_reference(plan, measured or folder, size) is None}
         self._done: dict[Job, Outcome] = {}
         self._chosen = {(row["size"], row["arm"]): float(row["lr"]) for row in journal.read(folder, "chosen_rate")}
         self._grids = {row["size"]: tuple(row["grid"]) for row in journal.read(folder, "grid_extended")}
@@ -43,12 +43,16 @@ class Stages:
         return [job for job in jobs if job.path not in self.given_up and not self._ended(job)]
 
     def known(self) -> list[Job]:
-        """All runs as far as they are known yet; those that report wait at the rate of the grid's middle."""
+        """All runs as far as they are known yet; those that report wait at the rate of the grid's middle. An arm one of
+        whose tuning runs has been given up reports nothing.
+        """
         jobs: list[Job] = []
         for size in self.plan.sizes:
-            jobs += self.tuning(size) if self.plan.tune is not None else []
-            jobs += self._reporting(size, self.plan.arms, provisional=True)
-            jobs += self._reference(size, provisional=True)
+            tuning = self.tuning(size) if self.plan.tune is not None else []
+            lost = {job.arm for job in tuning if job.path in self.given_up}
+            jobs += tuning
+            jobs += self._reporting(size, [arm for arm in self.plan.arms if arm not in lost], provisional=True)
+            jobs += [] if self.plan.baseline in lost else self._reference(size, provisional=True)
         return jobs
 
     def outcome(self, job: Job) -> Outcome:
@@ -139,7 +143,7 @@ class Stages:
         return [Job("report", arm, seed, lr, size) for seed in self.plan.seeds for arm, lr in rates.items()]
 
     def _reference(self, size: str | None, provisional: bool = False) -> list[Job]:
-        if not self.refers or size != self.plan.sizes[0]:
+        if size not in self.refers:
             return []
         rates = self._rates(size, [self.plan.baseline], provisional)
         return [Job("reference", UNIFORM, self.plan.seeds[0], lr, size) for lr in rates.values()]

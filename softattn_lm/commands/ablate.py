@@ -19,6 +19,7 @@ from softattn_lm.ablation import journal, matching, question
 from softattn_lm.ablation.executors.local import Local
 from softattn_lm.ablation.executors.slots import Slot, graphics_processors, make_slots, use
 from softattn_lm.ablation.executors.warm import Warm
+from softattn_lm.ablation.forecast import measured_alone
 from softattn_lm.ablation.jobs import Configs
 from softattn_lm.ablation.lines import no_reference
 from softattn_lm.ablation.plan import FILE, Plan, agreed
@@ -35,7 +36,7 @@ from softattn_lm.config.settings import AblateSettings, section
 from softattn_lm.config.tree import command_groups, commented_keys, config_folder
 from softattn_lm.config.trust import require_trusted, trust_typed
 from softattn_lm.errors import UserError
-from softattn_lm.runs import runs_folder, valid_name
+from softattn_lm.runs.names import runs_folder, valid_name
 from softattn_lm.training.console import plain_console
 
 # What a run executes on and what is written down: it may differ between two calls of the same command.
@@ -161,18 +162,16 @@ def _work(plan: Plan, folder: Path, settings: AblateSettings, execution: list[st
         configs = Configs(plan, composed, execution)
         for residual in matching.residuals(plan, costs):
             _say(str(residual))
-        if why := no_reference(plan, folder):
-            _say(f"no run of the uniform kernel beside the arms: {why}")
+        for why in dict.fromkeys(no_reference(plan, folder, size) for size in plan.sizes):
+            if why:
+                _say(f"no run of the uniform kernel beside the arms: {why}")
         if settings.executor == "print":
             return printed(plan, folder, configs, execution, unfit, out)
         if settings.executor != "local":
             here.close()
             executor = _submitit(settings, folder, execution, first)
-        seconds = {
-            (size, arm): c["steps"] * c["seconds_per_step"] for size, arms in costs.items() for arm, c in arms.items()
-        }
         places = None if settings.executor == "slurm" else len(slots) if executor is here else settings.slots or 1
-        with _counted_signals() as stops, Progress(seconds, places) as progress:
+        with _counted_signals() as stops, Progress(measured_alone(plan, costs), places) as progress:
             planner = Planner(plan, folder, configs, executor, progress, lambda: len(stops), unfit)
             began = time.time()
             result = planner.run()

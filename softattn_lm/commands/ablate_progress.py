@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from statistics import median
 from types import TracebackType
 from typing import Any
 
+from softattn_lm.ablation.forecast import Seconds, expected, measured_alone, seconds_left
 from softattn_lm.ablation.jobs import Job
 from softattn_lm.ablation.matching import Costs, Residual
 from softattn_lm.ablation.plan import Plan
@@ -20,15 +20,13 @@ SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """seconds: of a run, by size and arm, as measured alone; what runs really take corrects it as they end. slots:
-    None where runs wait in a queue, of which nobody knows how long it is.
+    """alone: seconds of a run as measured; what runs really take corrects them as they end. slots: None where runs wait
+    in a queue, of which nobody knows how long it is.
     """
 
-    def __init__(self, seconds: dict[tuple[str | None, str], float], slots: int | None) -> None:
-        self.seconds, self.slots = seconds, slots
+    def __init__(self, alone: Seconds, slots: int | None) -> None:
+        self.alone, self.slots = alone, slots
         self.console = plain_console()
-        self._began: dict[str, float] = {}
-        self._ratios: list[float] = []
         self._spoke = float("-inf")
         self._bar: Any = None
         self._task: Any = None
@@ -50,37 +48,25 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, jobs: list[Job], done: set[str], running: dict[str, float]) -> None:
+    def update(self, jobs: list[Job], done: set[str], running: dict[str, float], took: dict[str, float]) -> None:
         now = time.monotonic()
-        for job in jobs:
-            if job.path in done and (since := self._began.pop(job.path, None)) is not None:
-                self._ratios.append((now - since) / max(1e-3, self._expected(job)))
-        self._began |= running
-        left = "" if self.slots is None else f", {duration(self.left(jobs, done, running, now))} left"
+        if self._bar is None and now - self._spoke < SECONDS_BETWEEN_LINES:
+            return
+        left = ""
+        if self.slots is not None:
+            spent = {path: now - since for path, since in running.items()}
+            seconds = seconds_left(jobs, done, spent, expected(jobs, self.alone, took), self.slots)
+            left = f", {duration(seconds)} left"
         at_work = f"{len(running)} {'submitted' if self.slots is None else 'running'}"
         if self._bar is not None:
             said = f"{at_work}{left}"
             self._bar.update(self._task, total=len(jobs), completed=len(done), said=said)
-        elif now - self._spoke >= SECONDS_BETWEEN_LINES:
+        else:
             self._spoke = now
             self.say(f"{len(done)} of {len(jobs)} runs done, {at_work}{left}")
 
     def say(self, line: str) -> None:
         self.console.print(line, soft_wrap=True)
-
-    def left(self, jobs: Sequence[Job], done: set[str], running: dict[str, float], now: float) -> float:
-        """Seconds until all runs have ended, as far as they are known."""
-        slower = median(self._ratios) if self._ratios else 1.0
-        total = 0.0
-        for job in jobs:
-            if job.path not in done:
-                spent = now - running[job.path] if job.path in running else 0.0
-                total += max(0.0, slower * self._expected(job) - spent)
-        return total / max(1, self.slots or 1)
-
-    def _expected(self, job: Job) -> float:
-        known = [*self.seconds.values()] or [1.0]
-        return self.seconds.get((job.size, job.arm), median(known))
 
 
 def show_dry_run(
@@ -93,12 +79,11 @@ def show_dry_run(
     for head in ("arm", "parameters", "FLOPs/token", "executed", "memory", "tokens/s", "steps", "runs", "minutes"):
         table.add_column(head, justify="left" if head == "arm" else "right", no_wrap=head == "arm")
     jobs = [job for job in stages.known() if job.arm not in unfit]
-    minutes = 0.0
+    alone = measured_alone(plan, costs)
     for size, arms in costs.items():
         for arm, cost in arms.items():
             runs = sum(job.arm == arm and job.size == size and job.stage != "reference" for job in jobs)
-            each = cost["steps"] * cost["seconds_per_step"] / 60
-            minutes += runs * each
+            each = alone[size, arm] / 60
             table.add_row(
                 arm if size is None else f"{arm} {size}", f"{cost['parameters_without_embeddings']:,}",
                 f"{cost['flops_per_token']:,}", f"{cost['executed_flops_per_token']:,.0f}",
@@ -106,10 +91,8 @@ def show_dry_run(
                 f"{cost['steps']:,}", str(runs), f"{runs * each:.1f}",
             )  # fmt: skip
     for job in (job for job in jobs if job.stage == "reference"):
-        cost = costs[job.size][plan.baseline]
-        each = cost["steps"] * cost["seconds_per_step"] / 60
-        minutes += each
-        table.add_row(job.arm, *[""] * 5, f"{cost['steps']:,}", "1", f"{each:.1f}")
+        name, steps = job.arm if job.size is None else f"{job.arm} {job.size}", costs[job.size][plan.baseline]["steps"]
+        table.add_row(name, *[""] * 5, f"{steps:,}", "1", f"{alone[job.size, job.arm] / 60:.1f}")
     console = plain_console()
     console.print(table)
     for arm, reason in unfit.items():
@@ -117,7 +100,8 @@ def show_dry_run(
     for residual in residuals:
         console.print(str(residual), soft_wrap=True)
     done = sum(stages.outcome(job).end in ("finished", "diverged") for job in jobs)
-    said = f"{len(jobs)} runs, {done} of them done; all take about {minutes / slots:.1f} minutes in {slots} slot(s)"
+    minutes = seconds_left(jobs, set(), {}, expected(jobs, alone, {}), slots) / 60
+    said = f"{len(jobs)} runs, {done} of them done; all take about {minutes:.1f} minutes in {slots} slot(s)"
     if plan.budget_minutes is not None:
         said += f"; the budget is {plan.budget_minutes:g} minutes"
     console.print(f"{said}. Nothing was trained.", soft_wrap=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from softattn_lm.config.settings import BenchmarkSettings, section
 from softattn_lm.errors import UserError
-from softattn_lm.runs import made_folder
+from softattn_lm.runs.new import made_folder
 
 # Each has a module benchmark_TOPIC beside this one, whose `benchmark(settings, file)` prints tables and writes a file.
 TOPICS = ("attention", "cache", "generate", "train", "time_to_loss", "loss", "data", "startup", "gpu")

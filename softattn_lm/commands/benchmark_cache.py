@@ -28,7 +28,7 @@ from softattn_lm.config.settings import BenchmarkSettings
 from softattn_lm.errors import UserError
 from softattn_lm.model.decoder import DecoderLM
 from softattn_lm.position.rotary import Rotary
-from softattn_lm.runs import write_json
+from softattn_lm.runs.files import write_json
 
 PROMPT, ONE_BY_ONE = 256, 8  # tokens per call while reading, and behind that how many as sampling does
 LONGEST = 8192  # tokens; a longer text tells nothing new and takes minutes

@@ -5,7 +5,8 @@
              keys that causal attention reads, and training/throughput.py for the dense bfloat16 rate that the maker
              states; of a device not listed there, the measured rate of products
     decode   tokens/s at batch 1 in bfloat16 by a CUDA graph, beside the time of reading all weights and the whole cache
-    checks   flex and blockwise against formula, forwards and backwards
+    memory   of the loss in chunks and of layers computed twice, see benchmark_gpu_memory.py
+    checks   flex and blockwise against formula, forwards and backwards; the graph against plain decoding
 
 `python scripts/benchmark.py gpu` composes no settings and reads none. Without a CUDA device everything runs at a tiny
 size on the CPU, which shows that it runs and says nothing else.
@@ -32,12 +33,13 @@ from softattn_lm.attention.kernels.formula import Formula
 from softattn_lm.attention.visibility import Visibility
 from softattn_lm.commands import bare_training
 from softattn_lm.commands.bare_training import Shape
+from softattn_lm.commands.benchmark_gpu_memory import memory
 from softattn_lm.commands.comparison import Row, interleaved, machine, seconds_of
 from softattn_lm.commands.limits import gemm_rate
 from softattn_lm.config.settings import BenchmarkSettings
 from softattn_lm.errors import UserError
 from softattn_lm.model.graphed import GraphedDecode
-from softattn_lm.runs import write_json
+from softattn_lm.runs.files import write_json
 from softattn_lm.training.describe import describe
 from softattn_lm.training.throughput import peak_flops, utilisation
 
@@ -64,7 +66,7 @@ def main(file: Path | None = None) -> None:
     torch.set_float32_matmul_precision("high")
     found["checks"] = checks(device)
     rows: list[Row] = []
-    for part in (training, decoding):
+    for part in (training, decoding, saving):
         if time.perf_counter() - began < ENOUGH:
             of_part = part(device)
             rows += of_part
@@ -195,6 +197,12 @@ def decoding(device: torch.device) -> list[Row]:
     return [Row("decode, batch 1", "tokens/s", rates, allowed, "limit of bandwidth", OF_BANDWIDTH, limit)]
 
 
+def saving(device: torch.device) -> list[Row]:
+    """What the chunks of the loss and layers computed twice save, and cost."""
+    shape = GPT2 if device.type == "cuda" else TINY
+    return memory(bare_training.gpt2_style(shape).to(device), shape, device, REPEATS)
+
+
 def bandwidth(device: torch.device) -> float:
     """Bytes per second of reading a long tensor; the best of some rounds."""
     values = torch.ones(2**30 if device.type == "cuda" else 2**22, device=device)
@@ -229,10 +237,25 @@ def checks(device: torch.device) -> dict[str, float]:
     found = {}
     for name, kernel in (("flex", Flex(heads)), ("blockwise", Blockwise(heads))):
         ours = apply(kernel, dtype, cuda or name != "flex")
-        apart = max(float((a - b).abs().max()) for a, b in zip(ours, exact, strict=False))
-        found[name] = apart
-        print(f"{name} is {apart:.2g} from formula ({'as it should be' if apart <= allowed else 'WRONG'})", flush=True)
+        found[name] = max(float((a - b).abs().max()) for a, b in zip(ours, exact, strict=False))
+    found["graphed decoding"] = graphed_apart(device)
+    for name, apart in found.items():
+        print(
+            f"{name} is {apart:.2g} from its definition ({'as it should be' if apart <= allowed else 'WRONG'})",
+            flush=True,
+        )
     return found
+
+
+@torch.inference_mode()
+def graphed_apart(device: torch.device) -> float:
+    """The largest difference of its logits, token by token, from those of the model on the whole text."""
+    model = bare_training.gpt2_style(TINY).eval().to(device)
+    tokens = torch.randint(TINY.vocabulary, (2, TINY.context), device=device)
+    writer = GraphedDecode(model, batch=2)
+    writer.position.zero_()
+    steps = [writer(ids).clone() for ids in tokens.unbind(1)]
+    return float((torch.stack(steps, 1) - model(tokens)).abs().max())
 
 
 if __name__ == "__main__":

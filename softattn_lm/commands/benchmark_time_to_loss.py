@@ -23,7 +23,7 @@ from rich.table import Table
 from softattn_lm.commands.benchmark_train import configured
 from softattn_lm.commands.comparison import Report, Row
 from softattn_lm.config.settings import BenchmarkSettings
-from softattn_lm.runs import new_run
+from softattn_lm.runs.new import new_run
 from softattn_lm.training.run import train
 
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)  # of nanogpt_cpu; 1e-3 is the published one

@@ -31,11 +31,13 @@ from softattn_lm.config.settings import BenchmarkSettings
 from softattn_lm.config.tree import config_folder
 from softattn_lm.data.module import MicroBatches
 from softattn_lm.errors import UserError
-from softattn_lm.runs import new_run, read_metrics
+from softattn_lm.runs.metrics import read_metrics
+from softattn_lm.runs.new import new_run
 from softattn_lm.training.break_even import CACHE, break_even
 from softattn_lm.training.describe import describe
 from softattn_lm.training.muon import fast_bfloat16
-from softattn_lm.training.run import prepared_data, train
+from softattn_lm.training.prepared import prepared_data
+from softattn_lm.training.run import train
 
 WARM_UP = 3  # steps at the start of a run that are not timed
 APART, AGREE = 500, 0.01  # after so many steps bfloat16 may be so many nats from float32

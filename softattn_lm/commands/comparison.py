@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from softattn_lm.runs import write_json
+from softattn_lm.runs.files import write_json
 
 if TYPE_CHECKING:  # `benchmark gpu` runs where rich is not installed
     from rich.console import Console

@@ -10,7 +10,9 @@ from softattn_lm.config.rules import require_there
 from softattn_lm.config.settings import EvaluateSettings, section
 from softattn_lm.errors import UserError
 from softattn_lm.own_files import require_own_files
-from softattn_lm.runs import find_run, run_name, runs_folder, write_json
+from softattn_lm.runs.files import write_json
+from softattn_lm.runs.find import find_run
+from softattn_lm.runs.names import run_name, runs_folder
 
 
 def run(cfg: dict[str, Any], words: list[str]) -> None:

@@ -3,6 +3,9 @@
 in    a yaml file {"config": the arm's settings, "lines": of the baseline, see measure_lines.py}
 out   a json file: sizes (see training/describe.py), executed floating point operations per token (torch's counter,
       over a forward and backward pass), decode bytes per token, tokens/s, seconds per step and peak memory
+
+An arm whose logits change when tokens behind them do reads what it is to predict, and is refused: its loss would be the
+best of the table.
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ from typing import Any
 import numpy as np
 import yaml
 
-from softattn_lm.runs import write_json
+from softattn_lm.errors import UserError
+from softattn_lm.runs.files import write_json
 
 WARM_UP, LEAST, MOST = 2, 5, 200  # steps
 SECONDS = 0.5  # of timed steps, if LEAST are done
+FROM_AHEAD = 1e-3  # of a logit: what rounding may change in products of another split
 
 
 def measure_arm(job: Path, out: Path) -> None:
@@ -43,7 +48,7 @@ def measured(cfg: dict[str, Any]) -> dict[str, Any]:
     from softattn_lm.training.budget import max_steps
     from softattn_lm.training.describe import describe
     from softattn_lm.training.loss import batch_loss, make_loss
-    from softattn_lm.training.run import prepared_data
+    from softattn_lm.training.prepared import prepared_data
 
     trainer, training = TrainerSettings(**cfg["trainer"]), TrainingSettings(**cfg["training"])
     device = torch.device("cuda" if trainer.accelerator in ("auto", "gpu") and torch.cuda.is_available() else "cpu")
@@ -81,6 +86,13 @@ def measured(cfg: dict[str, Any]) -> dict[str, Any]:
         step()
         spent.append(time.perf_counter() - began)
     peak = _memory(device)
+    tokens = batches[0][0][:2, : model.context]  # after some steps: at first, an output may be 0 whatever it reads
+    for place, change in seen_ahead(model, tokens).items():
+        if not change <= FROM_AHEAD:
+            raise UserError(
+                f"it reads the future: with other tokens behind position {place}, its logits up to there change by "
+                f"{change:.2g}, and its loss would mean nothing; softattn check_attention names the property at fault"
+            )
     with FlopCounterMode(display=False) as counter:
         passes()
     seconds = float(np.median(spent))
@@ -96,6 +108,23 @@ def measured(cfg: dict[str, Any]) -> dict[str, Any]:
         "timed_steps": len(spent),
         "mlp_width": next((b.mlp.up.out_features for b in model.layers if b.mlp is not None), None),
     }
+
+
+def seen_ahead(model: Any, tokens: Any) -> dict[int, float]:
+    """(B, T) int64 -> position -> by how much logits up to there differ if every later token is another."""
+    import torch
+
+    was_training, length = model.training, tokens.shape[1]
+    model.eval()
+    found = {}
+    with torch.no_grad():
+        logits = model(tokens)
+        for place in sorted({0, length // 2, length - 2} & {*range(length - 1)}):
+            others = tokens.clone()
+            others[:, place + 1 :] = (others[:, place + 1 :] + 1) % model.vocab_size
+            found[place] = float((model(others) - logits)[:, : place + 1].nan_to_num(0.0).abs().max())
+    model.train(was_training)
+    return found
 
 
 def _memory(device: Any, reset: bool = False) -> int:

@@ -10,7 +10,7 @@ from softattn_lm.data.sources import ShippedText, TextFiles
 from softattn_lm.data.tasks import Task
 from softattn_lm.data.token_files import Prepared
 from softattn_lm.errors import UserError, visible
-from softattn_lm.runs import runs_folder
+from softattn_lm.runs.names import runs_folder
 from softattn_lm.tokenizer import KINDS
 
 CHOICES: dict[str, dict[type, str]] = {

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 from softattn_lm.config.settings import ProbeScaleSettings, section
 from softattn_lm.errors import UserError, writing
 from softattn_lm.own_files import require_own_files
-from softattn_lm.runs import find_run, made_folder, run_name, runs_folder, write_json
+from softattn_lm.runs.files import write_json
+from softattn_lm.runs.find import find_run
+from softattn_lm.runs.names import run_name, runs_folder
+from softattn_lm.runs.new import made_folder
 
 if TYPE_CHECKING:
     from softattn_lm.model.parameters import InitKind

@@ -9,7 +9,7 @@ from softattn_lm.ablation import report as writing
 from softattn_lm.ablation import sentences
 from softattn_lm.config.settings import ReportSettings, section
 from softattn_lm.errors import UserError, visible
-from softattn_lm.runs import runs_folder
+from softattn_lm.runs.names import runs_folder
 
 
 def run(cfg: dict[str, Any], words: list[str]) -> None:

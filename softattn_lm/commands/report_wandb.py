@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from softattn_lm.ablation.report import Report
-from softattn_lm.runs import replace_text
+from softattn_lm.runs.files import replace_text
 from softattn_lm.training.tracking import BEGIN, END, base_url, is_logged_in, known_id, remove_torn, unreachable
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from softattn_lm.config.settings import SampleSettings, section
 from softattn_lm.errors import UserError, visible
-from softattn_lm.runs import find_run
+from softattn_lm.runs.find import find_run
 
 
 def run(cfg: dict[str, Any], words: list[str], after_dashes: str | None = None) -> None:

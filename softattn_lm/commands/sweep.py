@@ -33,17 +33,11 @@ from softattn_lm.config.raw import decode, encode
 from softattn_lm.config.stored import require_harmless
 from softattn_lm.config.tree import config_folder
 from softattn_lm.errors import UserError, visible, writing
-from softattn_lm.runs import (
-    State,
-    read_metrics,
-    read_status,
-    run_name,
-    runs_folder,
-    valid_name,
-    write_config,
-    write_json,
-    write_status,
-)
+from softattn_lm.runs.config import write_config
+from softattn_lm.runs.files import write_json
+from softattn_lm.runs.metrics import read_metrics
+from softattn_lm.runs.names import run_name, runs_folder, valid_name
+from softattn_lm.runs.status import State, read_status, write_status
 from softattn_lm.training.console import plain_console
 
 STOPPED_BY_HAND = {128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)}

@@ -8,7 +8,9 @@ from typing import Any
 from softattn_lm.config.settings import TelemetrySettings, section
 from softattn_lm.errors import UserError, writing
 from softattn_lm.own_files import require_own_files
-from softattn_lm.runs import find_run, read_metrics, run_name
+from softattn_lm.runs.find import find_run
+from softattn_lm.runs.metrics import read_metrics
+from softattn_lm.runs.names import run_name
 
 # Of one run: step -> layer -> figure.
 History = dict[int, dict[int, dict[str, float | None]]]

@@ -13,18 +13,13 @@ from softattn_lm.commands.companion import FIRST, first_spoke, following_first
 from softattn_lm.config.check import check
 from softattn_lm.config.stored import stored_run
 from softattn_lm.errors import UserError
-from softattn_lm.runs import (
-    discard_unbegun,
-    find_run,
-    forked_config,
-    is_first_process,
-    new_run,
-    read_config,
-    resumed_config,
-    runs_folder,
-    started_from_outside,
-    write_failed,
-)
+from softattn_lm.runs.changes import forked_config, resumed_config
+from softattn_lm.runs.config import read_config
+from softattn_lm.runs.files import write_failed
+from softattn_lm.runs.find import find_run
+from softattn_lm.runs.names import runs_folder
+from softattn_lm.runs.new import discard_unbegun, new_run
+from softattn_lm.runs.processes import is_first_process, started_from_outside
 from softattn_lm.training import slurm
 
 # Processes that Lightning starts for the other devices of this machine run the same command; this tells them the
@@ -36,7 +31,7 @@ WAIT = 120.0  # seconds for the first of several processes to make it
 def run(cfg: dict[str, Any], words: list[str], overrides: list[str]) -> None:
     """`overrides`: what the person typed, to tell it from defaults when a run is continued."""
     if cfg["describe"]:
-        from softattn_lm.training.run import described
+        from softattn_lm.training.prepared import described
 
         print(json.dumps(described(cfg), indent=1))
         return

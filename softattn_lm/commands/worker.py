@@ -208,7 +208,7 @@ def main() -> None:
         _import_everything(sys.argv[3:])
         Server(orders).serve()
     elif sys.argv[1:2] == ["--failed"]:
-        from softattn_lm.runs import read_config
+        from softattn_lm.runs.config import read_config
         from softattn_lm.training.tracking import mark_failed
 
         mark_failed(Path(sys.argv[2]), read_config(Path(sys.argv[2])))

@@ -14,7 +14,9 @@ from torch.optim import Optimizer
 
 from softattn_lm.config.stored import stored_model, stored_run
 from softattn_lm.errors import UserError
-from softattn_lm.runs import RESUMABLE, read_metrics, run_name
+from softattn_lm.runs.changes import RESUMABLE
+from softattn_lm.runs.metrics import read_metrics
+from softattn_lm.runs.names import run_name
 from softattn_lm.training.checkpoints import in_model_order
 from softattn_lm.training.untrusted import require_fitting
 

@@ -20,7 +20,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from softattn_lm.errors import UserError
-from softattn_lm.runs import find_run, run_name
+from softattn_lm.runs.find import find_run
+from softattn_lm.runs.names import run_name
 from softattn_lm.training.checkpoint import read_checkpoint
 from softattn_lm.training.checkpoints import in_model_order, step_name, whole_step
 from softattn_lm.training.continued import require_trainable

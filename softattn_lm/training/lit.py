@@ -74,7 +74,8 @@ class LitGPT(LightningModule):
 
     `val_batch_size`: windows of a validation batch on each rank, which tells where in the text a batch stands.
     `skipped`: steps left out so far, of at most `max_skipped`, because their gradient was not finite. `validation_cut`:
-    the validation at hand is left in the middle, and its figures are thrown away.
+    the validation at hand is left in the middle, and its figures are thrown away. `seen`: by name, the sums over
+    each window of the latest validation, in reading order and in float32; {} where ranks share the windows.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class LitGPT(LightningModule):
         self.last_step: StepResult | None = None
         self.validation: dict[str, LikelihoodResult] = {}
         self.validation_cut = False
+        self.seen: dict[str, Likelihood] = {}
         self._window: list[Tensor] = []
         self._inputs: list[tuple[int, list[Tensor]]] = []  # micro-batches of the window, to look again at a bad one
         self._grad_norm: Tensor | None = None
@@ -225,6 +227,9 @@ class LitGPT(LightningModule):
                 for which, likelihood in zip(self.validation_sets, self._likelihoods, strict=True)
             }
         )
+        names = [which.name for which in self.validation_sets]
+        alone = self.trainer.world_size == 1 and self.trainer.precision == "32-true"
+        self.seen = dict(zip(names, self._likelihoods, strict=True)) if alone and not self.validation_cut else {}
         self._likelihoods = []
 
     def _sum_over_ranks(self, values: Tensor) -> Tensor:

@@ -28,7 +28,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from softattn_lm.runs import read_metrics, replace_text
+from softattn_lm.runs.files import replace_text
+from softattn_lm.runs.metrics import read_metrics
 from softattn_lm.training.lit import LitGPT, StepResult
 from softattn_lm.training.throughput import Throughput
 

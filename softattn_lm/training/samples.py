@@ -14,7 +14,7 @@ from rich.text import Text
 
 from softattn_lm.model.decoder import DecoderLM
 from softattn_lm.model.generate import generate
-from softattn_lm.runs import replace_text
+from softattn_lm.runs.files import replace_text
 from softattn_lm.tokenizer.base import Tokenizer
 from softattn_lm.training.lit import LitGPT
 from softattn_lm.training.metrics import Clock

@@ -8,13 +8,14 @@
         pairs (W,)                   what a window asks to be kept in mind
         gap_from, gap_correct, gap_answers (G,)     the same by gap; bin i holds gaps from gap_from[i] on
 
-Scored on the first rank alone, in float32: what a run is compared by depends on no device count.
+Scored on the first rank alone, in float32: what a run is compared by depends on no device count. A validation that has
+been just that, on the same windows with the same weights, is not done a second time.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,24 +47,31 @@ def require_scorable(names: Sequence[str], prepared: Prepared) -> None:
 
 
 def write_scores(
-    model: DecoderLM, prepared: Prepared, names: Sequence[str], folder: Path, batch_size: int
+    model: DecoderLM,
+    prepared: Prepared,
+    names: Sequence[str],
+    folder: Path,
+    batch_size: int,
+    seen: Mapping[str, Likelihood] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Scores each split, writes its file, and returns for each {"loss", "loss_se", "accuracy", "tokens"}.
 
     loss: nats per predicted token. accuracy: of the answers of a task; None for text. The model gets its mode back.
+    seen: splits all of whose windows have been scored with these weights already, in reading order.
     """
     found = {}
     for name in names:
-        arrays, figures = score(model, prepared, name, batch_size)
+        likelihood = (seen or {}).get(name)
+        if likelihood is None:
+            likelihood = score(model, prepared, name, batch_size)
+        arrays, figures = summed_up(likelihood, prepared, name)
         _write(folder / FOLDER / f"{name}.npz", arrays)
         found[name] = figures
     return found
 
 
-def score(
-    model: DecoderLM, prepared: Prepared, name: str, batch_size: int
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """(the arrays of the file, figures) of one split; `batch_size` windows at once, which changes nothing else."""
+def score(model: DecoderLM, prepared: Prepared, name: str, batch_size: int) -> Likelihood:
+    """Of all windows of one split; `batch_size` windows at once, which changes nothing else."""
     split = prepared.splits[name]
     batches = ValidationBatches(split, model.context, batch_size, 0, 1, model.packs_documents)
     device, likelihood = model.embed.weight.device, Likelihood(isinstance(split, FixedSet))
@@ -72,7 +80,12 @@ def score(
             x, y, *documents = (tensor.to(device) for tensor in batches[index])
             logits = model(x, documents=documents[0] if documents else None)
             likelihood.add(logits, y)
-    arrays, result = likelihood.windows(), likelihood.result()
+    return likelihood
+
+
+def summed_up(likelihood: Likelihood, prepared: Prepared, name: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """(the arrays of the file, figures) of one split."""
+    split, arrays, result = prepared.splits[name], likelihood.windows(), likelihood.result()
     if isinstance(split, FixedSet):
         arrays |= by_window(likelihood.right(), split.sequences)
     figures = {"loss": result.nats_per_token, "loss_se": result.standard_error, "accuracy": result.accuracy}

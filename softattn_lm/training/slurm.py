@@ -17,7 +17,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from softattn_lm.runs import is_first_process, read_status, run_folders, write_json
+from softattn_lm.runs.files import write_json
+from softattn_lm.runs.find import run_folders
+from softattn_lm.runs.processes import is_first_process
+from softattn_lm.runs.status import read_status
 
 FILE = "slurm.json"
 LOCK = ".slurm.lock"

@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from softattn_lm.runs import run_name
+from softattn_lm.runs.names import run_name
 from softattn_lm.training.progress import duration
 
 

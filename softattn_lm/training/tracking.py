@@ -27,7 +27,9 @@ from lightning.pytorch.loggers import Logger
 from softattn_lm.config.settings import LoggerSettings
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.telemetry import per_layer
-from softattn_lm.runs import is_first_process, read_metrics, replace_text
+from softattn_lm.runs.files import replace_text
+from softattn_lm.runs.metrics import read_metrics
+from softattn_lm.runs.processes import is_first_process
 
 ANSWER = 3.0  # seconds for the server to answer at all
 BEGIN = 5.0  # seconds for it to take a run

@@ -30,9 +30,9 @@ def live_nodes(canary: Path) -> dict[str, dict[str, Any]]:
         "numpy.savetxt": {"_target_": "numpy.savetxt", "fname": str(canary), "X": [1.0]},
         "torch.save": {"_target_": "torch.save"} | write,
         "walks out to torch": {"_target_": "softattn_lm.model.decoder.torch.save"} | write,
-        "walks out to Path": {"_target_": "softattn_lm.runs.Path.touch", "_args_": [path]},
-        "ours, and no choice": {"_target_": "softattn_lm.runs.replace_text", "path": path, "text": "x"},
-        "a method of ours": {"_target_": "softattn_lm.runs.write_json", "path": path, "value": 1},
+        "walks out to Path": {"_target_": "softattn_lm.runs.files.Path.touch", "_args_": [path]},
+        "ours, and no choice": {"_target_": "softattn_lm.runs.files.replace_text", "path": path, "text": "x"},
+        "a method of ours": {"_target_": "softattn_lm.runs.files.write_json", "path": path, "value": 1},
         "in a list": {"_target_": "builtins.list", "_args_": [[{"_target_": "torch.save"} | write]]},
         "not recursive": {"_target_": "torch.save", "_recursive_": False, "_convert_": "all"} | write,
     }
@@ -41,8 +41,8 @@ def live_nodes(canary: Path) -> dict[str, dict[str, Any]]:
 def dead_nodes() -> dict[str, Any]:
     """Name -> a node that would be refused or harmless elsewhere too, and is refused here before anything is asked."""
     return {
-        "os.system": {"_target_": "softattn_lm.runs.os.system", "command": "touch canary"},
-        "subprocess": {"_target_": "softattn_lm.runs.subprocess.run", "args": ["touch", "canary"]},
+        "os.system": {"_target_": "softattn_lm.runs.files.os.system", "command": "touch canary"},
+        "subprocess": {"_target_": "softattn_lm.runs.versions.subprocess.run", "args": ["touch", "canary"]},
         "get_method": {"_target_": "hydra.utils.get_method", "path": "os.system"},
         "target is a list": {"_target_": ["builtins.open"]},
         "target is a mapping": {"_target_": {"_target_": "builtins.open"}},

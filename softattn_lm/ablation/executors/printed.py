@@ -12,7 +12,7 @@ from softattn_lm.ablation.executors.base import train_words
 from softattn_lm.ablation.jobs import Job, make_folder
 from softattn_lm.ablation.stages import Stages
 from softattn_lm.errors import UserError
-from softattn_lm.runs import is_in_hand
+from softattn_lm.runs.lock import is_in_hand
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from softattn_lm.ablation.executors.base import Ended, train_words
 from softattn_lm.errors import UserError
-from softattn_lm.runs import write_json
+from softattn_lm.runs.files import write_json
 
 MANY = 10_000  # runs at once: SLURM queues them
 POLL = 0.2  # seconds between two looks at local jobs

@@ -37,7 +37,7 @@ def tiled_attention(
 ) -> Tensor:
     """(B, H, T, D), (B, G, S, D), (B, G, S, D) -> (B, H, T, D); sink: (H,) scores. Noise is drawn if dropout > 0."""
     dtype = q.dtype
-    if isinstance(scale, Tensor):
+    if isinstance(scale, Tensor) or scale == 0:
         q, scale = q * scale, 1.0  # autograd takes the gradient of the scale from that of q
     # Noise is drawn again in the backward pass, so it has a seed, taken from torch's own stream.
     seed = int(torch.randint(2**62, ()).item()) if dropout else 0

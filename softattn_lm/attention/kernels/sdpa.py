@@ -45,7 +45,8 @@ class SDPA(AttentionKernel):
         bias: Bias | None = None,
         features: Tensor | None = None,
     ) -> Tensor:
-        if isinstance(scale, Tensor):
+        if isinstance(scale, Tensor) or scale <= 0:
+            # torch hides keys by −∞ before it scales: times 0 that is NaN, and times a negative number it reads them.
             q, scale = q * scale, 1.0
         causal = visible.is_plain_causal and bias is None
         if causal and not (self.training and self.dropout) and serves(q, k, v):
