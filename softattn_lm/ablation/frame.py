@@ -6,7 +6,6 @@ cluster or still be growing.
 
 from __future__ import annotations
 
-import json
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from softattn_lm.ablation.jobs import End, Stage, outcome_in
+from softattn_lm.ablation.jobs import End, Stage, outcome_in, read_summary, scored_again
 from softattn_lm.errors import UserError
 from softattn_lm.runs.config import read_config
 from softattn_lm.runs.status import read_status
@@ -105,7 +104,8 @@ class Run:
                 arrays = {key: np.asarray(found[key], dtype=float) for key in found.files}
             return Scores(**{key: arrays[key] for key in Scores.__dataclass_fields__ if key in arrays})
         except (OSError, ValueError, TypeError, EOFError, zipfile.BadZipFile) as error:
-            raise UserError(f"{file} is damaged: {' '.join(str(error).split())}; score the run again") from None
+            said = " ".join(str(error).split())
+            raise UserError(f"{file} is damaged: {said}; {scored_again(self.folder)}") from None
 
 
 def read_runs(folder: Path) -> list[Run]:
@@ -129,16 +129,8 @@ def _read(root: Path, folder: Path) -> Run:
     found = outcome_in(folder, place["stage"])
     return Run(
         path, folder, place["stage"], place.get("size"), place["arm"], place["seed"], found.end, status.get("state"),
-        found.error, status.get("step") or 0, status.get("steps") or 0, config, _summary(folder),
+        found.error, status.get("step") or 0, status.get("steps") or 0, config, read_summary(folder),
     )  # fmt: skip
-
-
-def _summary(folder: Path) -> dict[str, Any]:
-    file = folder / "summary.json"
-    if not file.is_file():
-        return {}
-    found = json.loads(file.read_text(encoding="utf-8"))
-    return found if isinstance(found, dict) else {}
 
 
 def tidy(runs: list[Run], test: bool = True) -> list[dict[str, Any]]:

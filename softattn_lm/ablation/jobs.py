@@ -116,6 +116,23 @@ def make_folder(root: Path, job: Job, config: dict[str, Any]) -> Path:
     return folder
 
 
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Of a run; {} where there is none. Raises UserError for one that is damaged."""
+    file = folder / "summary.json"
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UserError(f"{file} is damaged: {' '.join(str(error).split())}; {scored_again(folder)}") from None
+    return found if isinstance(found, dict) else {}
+
+
+def scored_again(folder: Path) -> str:
+    """What to type so that a finished run writes its summary and scores anew, with the weights that it has."""
+    return f"remove {folder / 'summary.json'} and type softattn train resume={folder}"
+
+
 def outcome(root: Path, job: Job) -> Outcome:
     return outcome_in(root / job.path, job.stage)
 
@@ -130,7 +147,7 @@ def outcome_in(folder: Path, stage: Stage) -> Outcome:
         return Outcome("diverged" if DIVERGED in (error or "") else "failed", error=error)
     if state != "finished" or status["step"] != status["steps"] or not (folder / "summary.json").is_file():
         return Outcome("broken", error=error)
-    scores = json.loads((folder / "summary.json").read_text(encoding="utf-8")).get("scores") or {}
+    scores = read_summary(folder).get("scores") or {}
     if not {"validation"} <= scores.keys() or (stage != "tune" and "test" not in scores):
         return Outcome("broken", error="its final weights were not scored")
     loss = scores["validation"]["loss"]

@@ -12,6 +12,7 @@ import numpy as np
 
 from softattn_lm.ablation import journal
 from softattn_lm.ablation.frame import Array, Run, Scores
+from softattn_lm.ablation.jobs import scored_again
 from softattn_lm.ablation.looks import Look, look_at
 from softattn_lm.ablation.plan import Plan
 from softattn_lm.ablation.rates import Choice, together
@@ -112,7 +113,7 @@ def _scores(runs: Sequence[Run], split: str) -> dict[str, Scores]:
             continue
         scores = run.scores(split)
         if scores is None:
-            raise UserError(f"{run.path} has finished and has no scores/{split}.npz; remove the run and train it again")
+            raise UserError(f"{run.path} has finished and has no scores/{split}.npz; {scored_again(run.folder)}")
         first = next(iter(found), None)
         if first is not None and not np.array_equal(found[first].tokens, scores.tokens):
             raise UserError(

@@ -18,7 +18,7 @@ FORMAT = 1
 FILE = "plan.json"
 Match = Literal["none", "parameters", "flops", "time", "tokens"]
 # What may differ between two askings without a word: it decides nothing.
-_FREE = ("budget_minutes", "question_file", "sha256", "name", "seeds_at_start", "matched", "lines")
+_FREE = ("budget_minutes", "question_file", "sha256", "name", "seeds_at_start", "matched", "lines", "execution")
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ class Plan:
     seeds_at_start: list[int] = field(default_factory=list)
     matched: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     lines: bool = False  # see lines.py; plans from before there were any have none
+    execution: list[str] = field(default_factory=list)  # of `base` too: on what runs execute, and what is written down
 
     @property
     def sizes(self) -> list[str | None]:
@@ -101,12 +102,19 @@ def _listed(value: Any) -> Any:
     return [_listed(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+def _section(word: str) -> str:
+    """logger of logger=none and of logger.project=mine: what is typed for one of them stands for all of them."""
+    return word.partition("=")[0].lstrip("+").partition(".")[0]
+
+
 def agreed(planned: Plan, asked: Plan) -> tuple[Plan, list[dict[str, Any]]]:
     """The plan to go on with, and the events to log: "added_arms", "added_seeds", and "edited" with what was changed
     in vain, {field: [as planned, as asked now]}.
     """
     events: list[dict[str, Any]] = []
-    plan = replace(planned, lines=asked.lines)  # they stand beside the comparisons, and may come or go
+    # Neither decides anything: lines may come or go, and runs execute as it was typed last.
+    kept = [word for word in planned.execution if _section(word) not in {*map(_section, asked.execution)}]
+    plan = replace(planned, lines=asked.lines, execution=[*kept, *asked.execution])
     new = {name: words for name, words in asked.arms.items() if name not in planned.arms}
     if new:
         plan = replace(plan, arms=planned.arms | new)

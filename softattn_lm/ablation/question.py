@@ -11,18 +11,17 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from softattn_lm.ablation.plan import Metric, Plan, Tune
+from softattn_lm.ablation.plan import Plan
+from softattn_lm.ablation.values import SEEDS, arm_of, metric_of, one_of, positive, seeds_of, tune_of, words_of
 from softattn_lm.config.nearest import meant
 from softattn_lm.config.rules import BUDGETS
 from softattn_lm.config.tree import choices, config_folder
 from softattn_lm.errors import UserError
-from softattn_lm.runs.names import valid_name
 
 # The recipe that favours no arm, and the tracker, unless a question or a command line says otherwise.
 BASE = ["model=plain", "logger=wandb"]
@@ -30,8 +29,21 @@ KEYS = (
     *("question", "hypothesis", "arms", "baseline", "base", "seeds", "metric", "smallest", "tune"),
     *("match", "ladder", "budget", "lines"),
 )
-SEEDS, FIRST_TUNING_SEED = 5, 1000
 _OWN_CODE = re.compile(r"[^\s:]+(\.py)?:[A-Za-z_]\w*")
+
+
+class _EachOnce(yaml.SafeLoader):
+    """Refuses a key that stands twice, of which yaml would take the later without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[str, int] = {}
+        for key, _ in node.value:
+            line = key.start_mark.line + 1
+            if key.value in seen and isinstance(key, yaml.ScalarNode):
+                raise yaml.YAMLError(f"{key.value} stands in lines {seen[key.value]} and {line}; name each thing once")
+            if isinstance(key, yaml.ScalarNode):
+                seen[key.value] = line
+        return super().construct_mapping(node, deep)
 
 
 def read_question(word: str) -> tuple[str, dict[str, Any], str, str]:
@@ -50,7 +62,7 @@ def read_question(word: str) -> tuple[str, dict[str, Any], str, str]:
         )
     try:
         text = path.read_text(encoding="utf-8")
-        said = yaml.safe_load(text)
+        said = _EachOnce(text).get_single_data()
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"{path} is no valid yaml: {' '.join(str(error).split())[:300]}") from None
     if not isinstance(said, dict) or not isinstance(said.get("arms"), dict) or not said["arms"]:
@@ -127,33 +139,33 @@ def make_plan(
 
     Raises UserError for a value that is none.
     """
-    arms = {_arm(name): own_code(_words(f"arms.{name}", given)) for name, given in said["arms"].items()}
+    arms = {arm_of(name): own_code(words_of(f"arm {name}", given)) for name, given in said["arms"].items()}
     if len(arms) < 2:
         raise UserError("an ablation compares two arms or more; type attention=sdpa,linear, or name a question")
     baseline = said.get("baseline") or next(iter(arms))
     if baseline not in arms:
         raise UserError(f"baseline={baseline} is no arm{meant(str(baseline), arms)}; there are {', '.join(arms)}")
     ladder = said.get("ladder")
-    seeds, tune = _seeds(said.get("seeds") or SEEDS), _tune(said.get("tune"))
+    seeds, tune = seeds_of(said.get("seeds")), tune_of(said.get("tune"))
     if tune is not None and (both := sorted({*seeds} & {*tune.seeds})):
         raise UserError(f"seeds={seeds}: rates are chosen on {both}, which can then report nothing; choose other seeds")
     return Plan(
         name=name,
         arms=arms,
         baseline=baseline,
-        base=together(BASE, _words("base", said.get("base") or []), own_code(words)),
+        base=together(BASE, words_of("base", said.get("base") or []), own_code(words_of("", [*words]))),
         seeds=seeds,
         question=said.get("question"),
         hypothesis=said.get("hypothesis"),
         tune=tune,
-        metric=_metric(said.get("metric") or "loss"),
-        smallest=_positive("smallest", said.get("smallest") or 0.01),
-        match=_one_of("match", said.get("match") or "none", ("none", "parameters", "flops", "time", "tokens")),
-        ladder=None if ladder is None else _words("ladder", ladder),
-        budget_minutes=None if said.get("budget") is None else _positive("budget", said["budget"]),
+        metric=metric_of(said.get("metric") or "loss"),
+        smallest=positive("smallest", 0.01 if said.get("smallest") is None else said["smallest"]),
+        match=one_of("match", said.get("match") or "none", ("none", "parameters", "flops", "time", "tokens")),
+        ladder=None if ladder is None else words_of("ladder", ladder),
+        budget_minutes=None if said.get("budget") is None else positive("budget", said["budget"]),
         question_file=file,
         sha256=sha256,
-        lines=_one_of("lines", True if said.get("lines") is None else said["lines"], (True, False)),
+        lines=one_of("lines", True if said.get("lines") is None else said["lines"], (True, False)),
     )
 
 
@@ -185,7 +197,7 @@ def save(plan: Plan, said: dict[str, Any], path: Path) -> None:
         "arms": plan.arms,
         "baseline": plan.baseline,
         "base": base,
-        "seeds": said.get("seeds") or SEEDS,
+        "seeds": SEEDS if said.get("seeds") is None else said["seeds"],
         "metric": plan.metric.name,
         "smallest": plan.smallest,
         "tune": said.get("tune"),
@@ -196,75 +208,3 @@ def save(plan: Plan, said: dict[str, Any], path: Path) -> None:
     }
     head = f"# {', '.join(plan.arms)}: run it with  python scripts/ablate.py {path}\n"
     path.write_text(head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
-
-
-def _arm(name: Any) -> str:
-    return valid_name(str(name)) if str(name) not in ("", "None") else valid_name("")
-
-
-def _words(key: str, given: Any) -> list[str]:
-    words = given.split() if isinstance(given, str) else given
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise UserError(f"{key} must be settings as they are typed, such as [attention=sdpa, steps=500]")
-    return list(words)
-
-
-def _seeds(given: Any) -> list[int]:
-    if isinstance(given, int) and not isinstance(given, bool) and given >= 2:
-        return list(range(given))
-    if isinstance(given, list) and len(set(given)) == len(given) >= 2 and all(isinstance(s, int) for s in given):
-        return [*given]
-    raise UserError(f"seeds={given}: an interval needs 2 seeds or more; give a number, or a list of different ones")
-
-
-def _positive(key: str, given: Any) -> float:
-    if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 < given < float("inf"):
-        return float(given)
-    raise UserError(f"{key}={given} must be a number above 0")
-
-
-def _one_of(key: str, given: Any, allowed: tuple[Any, ...]) -> Any:
-    if given in allowed:
-        return given
-    raise UserError(
-        f"{key}={given}: {key} must be one of {', '.join(map(str, allowed))}{meant(str(given), [*map(str, allowed)])}"
-    )
-
-
-def _metric(given: Any) -> Metric:
-    said = {"name": given} if isinstance(given, str) else given
-    if not isinstance(said, dict) or not said.keys() <= {"name", "split", "better", "solved"}:
-        raise UserError(f"metric={given} must be loss or accuracy, or a mapping with name, split, better, solved")
-    name = _one_of("metric", said.get("name", "loss"), ("loss", "accuracy"))
-    better = _one_of(
-        "metric.better", said.get("better") or ("lower" if name == "loss" else "higher"), ("lower", "higher")
-    )
-    split = _one_of("metric.split", said.get("split") or "test", ("validation", "test"))
-    solved = said.get("solved", 0.99 if name == "accuracy" else None)
-    return Metric(name, split, better, solved)
-
-
-def _tune(given: Any) -> Tune | None:
-    """lr, or {trials, factor, seeds, grid}: `trials` rates around the arm's own, each `factor` times the one before."""
-    if given in (None, "none"):
-        return None
-    said = {} if given == "lr" else given
-    if not isinstance(said, dict) or not said.keys() <= {"key", "trials", "factor", "seeds", "grid"}:
-        raise UserError(f"tune={given} must be lr, or a mapping with trials, factor, seeds, or with grid")
-    if said.get("key", "lr") != "lr":
-        raise UserError(f"tune.key={said['key']}: what is tuned is the one lr, of which every rate is a multiple")
-    if "grid" in said and said.keys() & {"trials", "factor"}:
-        raise UserError("tune.grid names the rates itself, and trials and factor make them; leave out one or the other")
-    trials, factor, seeds = said.get("trials", 5), said.get("factor", 2), said.get("seeds", 3)
-    if not isinstance(trials, int) or trials < 3 or not isinstance(factor, (int, float)) or factor <= 1:
-        raise UserError(f"tune: trials={trials} must be 3 or more, and factor={factor} above 1")
-    if not isinstance(seeds, int) or seeds < 3:
-        raise UserError(f"tune: seeds={seeds} must be 3 or more: a choice made on fewer is a matter of luck")
-    middle = trials // 2
-    grid = said.get("grid") or [float(factor) ** (index - middle) for index in range(trials)]
-    if not isinstance(grid, list) or len(grid) < 3 or sorted(set(grid)) != grid or grid[0] <= 0:
-        raise UserError(f"tune.grid={grid} must be 3 or more rising multiples of lr, such as [0.5,1,2]")
-    ratios = [b / a for a, b in pairwise(grid)]
-    if max(ratios) > 1.01 * min(ratios):
-        raise UserError(f"tune.grid={grid} must be evenly spaced in log lr, such as [0.5,1,2]")
-    return Tune("lr", tuple(map(float, grid)), tuple(range(FIRST_TUNING_SEED, FIRST_TUNING_SEED + seeds)))

@@ -25,6 +25,7 @@ from softattn_lm.ablation.lines import WORD, Line, no_reference, read_lines
 from softattn_lm.ablation.looks import batches, note_reading, readings
 from softattn_lm.ablation.mixtures import oddities, require_one_table
 from softattn_lm.ablation.plan import Plan
+from softattn_lm.ablation.question import together
 from softattn_lm.ablation.statistics import level_of_look
 from softattn_lm.ablation.tables import Block, Bullets, Heading, Picture, Table, Typed, Words
 from softattn_lm.errors import UserError
@@ -111,7 +112,12 @@ def _warnings(plan: Plan, folder: Path, judged: Sequence[Judged], runs: Sequence
             said.append(f"{arm}{at} has no result for seeds {_list(seeds)}: {why}")
         for c in each.comparisons:
             said += [f"{c.arm}{at}: {note}" for note in c.notes]
-            if c.more_seeds is None and len(c.seeds) < 5 and c.verdict != "identical":
+            if len(c.seeds) == 2 and c.interval is not None and c.detectable != 0:
+                said.append(
+                    f"{c.arm}{at}: 2 paired seeds are few: their one degree of freedom hardly tells how far chance "
+                    "alone goes; 5 or more are worth their minutes"
+                )
+            elif c.more_seeds is None and len(c.seeds) < 5 and c.detectable != 0:
                 said.append(f"{c.arm}{at}: {len(c.seeds)} paired seeds are few; 5 or more are worth their minutes")
         too_early = [a for a in plan.arms if a != plan.baseline and a not in {c.arm for c in each.comparisons}]
         said += [f"{arm}{at} shares fewer than 2 seeds with {plan.baseline}: no interval" for arm in too_early]
@@ -219,7 +225,7 @@ def _how(report: Report, runs: Sequence[Run]) -> list[Block]:
     items.append(f"matched: {plan.match}")
     items += _reference(plan, folder)
     items += [f"arm {arm}: {' '.join(words) or 'as the base'}" for arm, words in plan.arms.items()]
-    items.append(f"base: {' '.join(plan.base)}")
+    items.append(f"base: {' '.join(together(plan.base, plan.execution))}")
     ended = sum(run.end == "finished" for run in runs)
     items.append(
         f"{ended} of {len(runs)} runs that were begun have finished; only final weights of finished schedules count"

@@ -125,11 +125,12 @@ def command(plan: Plan, folder: Path, seeds: int) -> str:
     if plan.seeds != list(range(len(plan.seeds))):
         new = range(max(plan.seeds) + 1, max(plan.seeds) + 1 + seeds - len(plan.seeds))
         settings = [f"seeds=[{','.join(map(str, [*plan.seeds, *new]))}]"]
-    if name != plan.name:
-        settings.append(f"name={plan.name}")
-    if folder.resolve().parent != Path("runs").resolve():
-        settings.append(f"runs={folder.resolve().parent}")
-    return "softattn ablate " + " ".join(map(shlex.quote, [*words, *settings]))
+    here = folder.resolve()  # it may have been renamed, or be a copy
+    if name != here.name:
+        settings.append(f"name={here.name}")
+    if here.parent != Path("runs").resolve():
+        settings.append(f"runs={here.parent}")
+    return "softattn ablate " + " ".join(map(shlex.quote, [*words, *plan.execution, *settings]))
 
 
 def _asked(plan: Plan) -> tuple[list[str], str | None]:
@@ -149,7 +150,7 @@ def _asked(plan: Plan) -> tuple[list[str], str | None]:
 
 def _typed(plan: Plan, said: dict[str, Any]) -> list[str]:
     """The settings by which a plan differs from what its file says by itself."""
-    arms = {"arms": plan.arms}
+    arms = {"arms": {arm: [] for arm in plan.arms}}
     try:
         usual = make_plan(said | arms, [], plan.name)
     except UserError:  # the file was edited since, and says nothing any more

@@ -28,6 +28,7 @@ from softattn_lm.ablation.statistics import (
 )
 
 ROUNDING = 1e-12  # of a loss: differences that differ by less do not differ
+FLOAT32 = 2.0**-23  # of a loss: what another order of the same sums may change
 Word = Literal["better", "worse", "equivalent", "identical", "undetermined"]
 
 
@@ -125,6 +126,8 @@ def _compare(
     if np.all(d == 0):
         same = paired_interval(d, 1 - alpha)
         return Comparison(arm, "identical", seeds, tuple(d.tolist()), alpha, same, 1.0, detectable=0.0)
+    if (rounding := FLOAT32 * float(np.abs(mine).max())) < smallest and np.abs(d).max() <= rounding:
+        return _rounded(arm, seeds, d, rounding, alpha)
     if np.ptp(d) <= ROUNDING * np.abs(mine).max():
         note = f"every seed gives the same difference, {d[0]:+.4g}: the seeds changed nothing, and chance is unknown"
         return Comparison(arm, "undetermined", seeds, tuple(d.tolist()), alpha, None, 1.0, notes=(note,))
@@ -154,6 +157,16 @@ def _compare(
         rates=rates.variance / total if rates is not None and total else 0.0,
         notes=_pairing(linked, sd, mine, theirs),
     )
+
+
+def _rounded(arm: str, seeds: tuple[int, ...], d: Array, rounding: float, alpha: float) -> Comparison:
+    """Arms that compute the same, but for the order of their sums: seeds and chance have nothing to say about it."""
+    note = (
+        f"no seed differs by more than {np.abs(d).max():.1e}, which float32 rounds away (up to {rounding:.1e}): to a "
+        "reader the arms are the same"
+    )
+    interval = Interval(float(d.mean()), rounding, 1 - alpha, math.inf, 1.0)
+    return Comparison(arm, "equivalent", seeds, tuple(d.tolist()), alpha, interval, 1.0, detectable=0.0, notes=(note,))
 
 
 def _pairing(linked: float | None, sd: float, mine: Array, theirs: Array) -> tuple[str, ...]:

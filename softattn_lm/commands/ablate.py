@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from softattn_lm.ablation import journal, matching, question
+from softattn_lm.ablation.anew import may_be_anew, set_aside
+from softattn_lm.ablation.answerable import require_answerable, require_opponent
 from softattn_lm.ablation.executors.local import Local
 from softattn_lm.ablation.executors.slots import Slot, graphics_processors, make_slots, use
 from softattn_lm.ablation.executors.warm import Warm
@@ -31,6 +33,7 @@ from softattn_lm.commands.ablate_progress import Progress, show_dry_run
 from softattn_lm.config.argv import sort
 from softattn_lm.config.check import check
 from softattn_lm.config.compose import compose
+from softattn_lm.config.custom import require_there
 from softattn_lm.config.raw import encode
 from softattn_lm.config.settings import AblateSettings, section
 from softattn_lm.config.tree import command_groups, commented_keys, config_folder
@@ -52,9 +55,10 @@ def run(cfg: dict[str, Any], words: list[str], typed: list[str]) -> None:
     execution = [word for word in typed if _key(word).startswith(_EXECUTION)]
     others = [word for word in typed if word not in execution and _key(word) != "trust"]
     plan, said = asked(settings, words, others)
+    plan = replace(plan, execution=execution)
     folder = runs_folder(settings.runs) / plan.name
     if settings.dry_run:
-        _dry_run(plan, folder, settings, execution)
+        _dry_run(plan, folder, settings)
         return
     # A shell that is given the commands is given nothing else.
     out = sys.stdout
@@ -63,7 +67,7 @@ def run(cfg: dict[str, Any], words: list[str], typed: list[str]) -> None:
             plan = _saved(plan, said, settings.save_as)
         folder.parent.mkdir(parents=True, exist_ok=True)
         with locked(folder, _say) as lock:
-            result = _work(_begun(plan, folder), folder, settings, execution, lock, out)
+            result = _work(_begun(plan, folder), folder, settings, lock, out)
         _report(folder, result)
 
 
@@ -88,12 +92,19 @@ def asked(settings: AblateSettings, words: Sequence[str], typed: list[str]) -> t
     plan = question.make_plan(said, base, name, sha256, file)
     chosen = settings.name or settings.save_as or name or question.short_name(plan)
     plan = replace(plan, name=valid_name(chosen), seeds_at_start=plan.seeds)
-    if not words:
-        trust_typed([f"{_key(w)}={encode(w.partition('=')[2])}" for arm in plan.arms.values() for w in arm])
-    for word in (word for arm in plan.arms.values() for word in arm):
-        if _key(word) == "attention.target":
-            require_trusted(word.partition("=")[2])
+    _require_own_code(plan, question.own_code([*base, *(word for own in arms.values() for word in own)]))
     return plan, said
+
+
+def _require_own_code(plan: Plan, typed: Sequence[str]) -> None:
+    """Raises UserError for code that nobody typed or trusted, and for code that is not there."""
+    trust_typed([f"{_key(word)}={encode(word.partition('=')[2])}" for word in typed])
+    for owner, words in {"": plan.base, **{f"arm {arm}: ": own for arm, own in plan.arms.items()}}.items():
+        for word in words:
+            key, _, target = word.partition("=")
+            if key == "attention.target":
+                require_trusted(target)
+                require_there(target, f"{owner}{word}")
 
 
 def composed(words: Sequence[str]) -> dict[str, Any]:
@@ -118,7 +129,8 @@ def _saved(plan: Plan, said: dict[str, Any], name: str) -> Plan:
         question.save(plan, said, path)
         _say(f"{path} asks this question again: ablate {path}")
     _, again, sha256, file = question.read_question(str(path))
-    read = replace(question.make_plan(again, [], plan.name, sha256, file), seeds_at_start=plan.seeds)
+    read = question.make_plan(again, [], plan.name, sha256, file)
+    read = replace(read, seeds_at_start=plan.seeds, execution=plan.execution)
     if (read.arms, read.base, read.tune) != (plan.arms, plan.base, plan.tune):
         raise UserError(f"save_as={name}: {path} is there already and asks something else; choose another name")
     return read
@@ -127,13 +139,12 @@ def _saved(plan: Plan, said: dict[str, Any], name: str) -> Plan:
 def _begun(plan: Plan, folder: Path) -> Plan:
     """Agreed with what was planned before, if anything was; written down either way."""
     if not (folder / FILE).is_file():
-        for arm in plan.arms:  # a fault in the settings is told before anything is made
-            Configs(plan, composed).of(arm, plan.sizes[0])
-        plan.write(folder)
-        journal.append(folder, "planned", seeds=plan.seeds, arms=list(plan.arms), sha256=plan.sha256)
-        return plan
-    before = Plan.read(folder)
-    merged, events = agreed(before, plan)
+        return _planned(plan, folder)
+    merged, events = agreed(Plan.read(folder), plan)
+    if may_be_anew(folder, events):
+        require_answerable(plan, Configs(plan, composed, plan.execution))
+        _say(f"no run of what was planned before has finished: planned anew, and that lies in {set_aside(folder)}")
+        return _planned(plan, folder)
     rows = journal.read(folder, "edited")
     for event in events:
         if event["event"] == "edited":
@@ -146,11 +157,20 @@ def _begun(plan: Plan, folder: Path) -> Plan:
             added = event["arms"] if event["event"] == "added_arms" else event["seeds"]
             _say(f"{event['event'].replace('_', ' ')}: {', '.join(map(str, added))}")
         journal.append(folder, **event)
+    merged = replace(merged, name=folder.name)  # which may have been renamed, or be a copy
     merged.write(folder)
     return merged
 
 
-def _work(plan: Plan, folder: Path, settings: AblateSettings, execution: list[str], lock: int, out: TextIO) -> Result:
+def _planned(plan: Plan, folder: Path) -> Plan:
+    require_answerable(plan, Configs(plan, composed, plan.execution))  # told before anything is made
+    plan.write(folder)
+    journal.append(folder, "planned", seeds=plan.seeds, arms=list(plan.arms), sha256=plan.sha256)
+    return plan
+
+
+def _work(plan: Plan, folder: Path, settings: AblateSettings, lock: int, out: TextIO) -> Result:
+    execution = plan.execution
     configs = Configs(plan, composed, execution)
     first = configs.of(plan.baseline, plan.sizes[0])
     slots = _slots(settings, first)
@@ -200,8 +220,7 @@ def _measured(plan: Plan, configs: Configs, folder: Path, here: Local) -> tuple[
     """Every arm measured alone, and the plan with what makes arms alike; arms that cannot be built, and why."""
     runs = str(here.runs)
     costs, unfit = matching.measure_all(configs, folder, runs, here.measure)
-    if plan.baseline in unfit:
-        raise UserError(f"the baseline cannot be trained: {unfit[plan.baseline]}")
+    require_opponent(plan, unfit)
     adjusted = matching.match(matching.on_ladder(plan, costs), configs, costs)
     # What was adjusted before the first run stays, whatever this machine measures today.
     kept = {s: adjusted.matched.get(s, {}) | plan.matched.get(s, {}) for s in adjusted.matched | plan.matched}
@@ -215,6 +234,7 @@ def _measured(plan: Plan, configs: Configs, folder: Path, here: Local) -> tuple[
     if (folder / FILE).is_file():
         plan.write(folder)
         matching.log_matched(folder, plan, costs)
+    require_opponent(plan, unfit | more)
     return plan, costs, unfit | more
 
 
@@ -242,20 +262,22 @@ def _submitit(settings: AblateSettings, folder: Path, execution: list[str], cfg:
     )
 
 
-def _dry_run(plan: Plan, folder: Path, settings: AblateSettings, execution: list[str]) -> None:
+def _dry_run(plan: Plan, folder: Path, settings: AblateSettings) -> None:
     if (folder / FILE).is_file():
-        plan, _ = agreed(Plan.read(folder), plan)
-    configs = Configs(plan, composed, execution)
+        merged, events = agreed(Plan.read(folder), plan)
+        plan = plan if may_be_anew(folder, events) else merged
+    configs = Configs(plan, composed, plan.execution)
+    require_answerable(plan, configs)
     slots = _slots(settings, configs.of(plan.baseline, plan.sizes[0]))
     with tempfile.TemporaryDirectory() as scratch:
         # Token files are kept where the runs will look for them.
         place = folder if (folder / FILE).is_file() else Path(scratch) / plan.name
-        here = Local(place, folder.parent, slots, Warm(), execution)
+        here = Local(place, folder.parent, slots, Warm(), plan.execution)
         try:
             plan, costs, unfit = _measured(plan, configs, place, here)
         finally:
             here.close()
-        stages = Stages(plan, folder, Configs(plan, composed, execution), measured=place)
+        stages = Stages(plan, folder, Configs(plan, composed, plan.execution), measured=place)
         show_dry_run(plan, stages, costs, unfit, len(slots), matching.residuals(plan, costs))
 
 

@@ -28,8 +28,9 @@ from softattn_lm.training.run import train
 
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)  # of nanogpt_cpu; 1e-3 is the published one
 PEER_STEPS = 2000
-# Steps of ours against each, and what the ratio of times is aimed at.
-AGAINST = {"published": (210, 6.0), "its best": (400, 4.0)}
+# Steps of ours against each, and what the ratio of times is aimed at. Declared from 1.1 MB of Jane Austen, where ours
+# reached 1.639 in 220 steps (two seeds) and 1.493 in 400 (one), and nanogpt_cpu 1.633 and, at its best lr 4e-3, 1.493.
+AGAINST = {"published": (230, 6.0), "its best": (410, 4.0)}
 QUIET = ["trainer=cpu", "logger=none", "training.telemetry=false", "training.sample_every=null"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -151,10 +152,39 @@ def load(target: str, typed: str) -> Any:
     return getattr(module, name)
 
 
-def _from_file(place: str, typed: str) -> Any:
+def require_there(target: str, typed: str) -> None:
+    """Raises UserError for a file, module or name that is not there, as far as its text tells: nothing of it runs, and
+    torch is not imported.
+    """
+    place, _, name = target.rpartition(":")
+    if not place.endswith(".py"):
+        top = place.partition(".")[0]
+        if not (Path(f"{top}.py").is_file() or Path(top).is_dir()) and importlib.util.find_spec(top) is None:
+            raise _no_module(place, typed)
+        return
+    file = _file(place, typed)
+    with blamed(typed, target):
+        tree = ast.parse(file.read_text(encoding="utf-8"), str(file))
+    known = {node.name for node in ast.walk(tree) if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
+    known |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    known |= {(node.asname or node.name).partition(".")[0] for node in ast.walk(tree) if isinstance(node, ast.alias)}
+    if not known & {name, "*"}:
+        raise UserError(f"{typed}: {place} has no {name}{meant(name, known) or ''}")
+
+
+def _file(place: str, typed: str) -> Path:
     file = Path(place).expanduser().resolve()
     if not file.is_file():
         raise UserError(f"{typed}: there is no file {file}; run this in the folder where it is")
+    return file
+
+
+def _no_module(place: str, typed: str) -> UserError:
+    return UserError(f"{typed}: there is no module {place}; a file is written my_kernel.py:Name")
+
+
+def _from_file(place: str, typed: str) -> Any:
+    file = _file(place, typed)
     name = f"custom_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None, file
@@ -174,4 +204,4 @@ def _from_package(place: str, typed: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
             raise  # it is there, and something that it imports is not
-        raise UserError(f"{typed}: there is no module {place}; a file is written my_kernel.py:Name") from None
+        raise _no_module(place, typed) from None

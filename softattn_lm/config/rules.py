@@ -62,6 +62,8 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("optimizer.weight_decay", "optimizer.adam_weight_decay", "optimizer.eps"), _SOME),
     **dict.fromkeys(("optimizer.embedding", "optimizer.head", "optimizer.vector"), _SOME),
     **dict.fromkeys(("temperature", "schedule.warmup"), _SOME),
+    **dict.fromkeys(("slots", "threads"), _from(1)),
+    **dict.fromkeys(("smallest", "budget"), _POSITIVE),
     **dict.fromkeys(("schedule.final_fraction", "schedule.decay"), _FRACTION),
     **dict.fromkeys(("top_p", "min_p", "position.fraction"), _SHARE),
     # What wandb takes.

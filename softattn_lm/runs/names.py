@@ -23,14 +23,16 @@ def run_name(folder: Path, root: str | Path = "runs") -> str:
     return below.relative_to(above).as_posix() if below.is_relative_to(above) else str(folder)
 
 
-def valid_name(name: str) -> str:
-    """A folder name that needs no quoting anywhere. `=` would read as an override on the command line."""
+def valid_name(name: str, what: str = "name=") -> str:
+    """A folder name that needs no quoting anywhere. `=` would read as an override on the command line. `what`: stands
+    before it in an error.
+    """
     bad = sorted({c for c in name if not (c.isalnum() or c in "._-")})
     if not bad and len(name.encode()) > LONGEST_NAME:
-        raise UserError(f"name={name[:40]}... is {len(name.encode())} bytes long; type one of {LONGEST_NAME} or less")
+        raise UserError(f"{what}{name[:40]}... is {len(name.encode())} bytes long; type one of {LONGEST_NAME} or less")
     if not name or bad or name.startswith((".", "-")) or name == "cache":
         said = f"contains {' '.join(repr(c) for c in bad)}" if bad else "is empty, reserved or begins with . or -"
         raise UserError(
-            f"name={name} {said}; use letters, digits, dots, dashes and underscores, such as name=sdpa-seed0"
+            f"{what}{name} {said}; use letters, digits, dots, dashes and underscores, such as {what}sdpa-seed0"
         )
     return name
