@@ -43,6 +43,7 @@ class TrainWindows:
         self.sampling = sampling
         self.per_epoch = max(1, (n - context) // context)  # K, windows
         self.phases = n - self.per_epoch * context
+        self._random_key = stream_key(seed, RANDOM)
         self._epoch = -1
         self._order = np.empty(0, dtype=np.int64)
 
@@ -59,7 +60,7 @@ class TrainWindows:
     def _random(self, first: int, count: int) -> np.ndarray:
         """(count,) starts. Sample j is word j of one counter-based stream, so nothing before it has to be drawn."""
         skip = first % WORDS_PER_COUNT
-        generator = np.random.Philox(counter=first // WORDS_PER_COUNT, key=stream_key(self.seed, RANDOM))
+        generator = np.random.Philox(counter=first // WORDS_PER_COUNT, key=self._random_key)
         words = generator.random_raw(skip + count)[skip:]
         uniform = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53  # in [0, 1)
         return (uniform * (len(self.tokens) - self.context)).astype(np.int64)
