@@ -11,7 +11,7 @@ from softattn_lm.attention.kernels import sdpa
 from softattn_lm.attention.kernels.sdpa import SDPA
 from softattn_lm.attention.visibility import Causal, Visibility
 from softattn_lm.errors import UserError
-from softattn_lm.model.activations import squared_relu
+from softattn_lm.model.activations import squared_relu, tanh_gelu
 from softattn_lm.model.decode import Decode
 from softattn_lm.model.decoder import DecoderLM
 from softattn_lm.model.generate import generate
@@ -97,6 +97,21 @@ def test_squared_relu_is_bit_for_bit_what_torch_puts_together():
         y = compute(leaf)
         found.append((y, *torch.autograd.grad(y, leaf, dy)))
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 2e-6), (torch.bfloat16, 3e-2)])
+def test_the_gelu_that_is_trained_on_a_cpu_and_its_slope_are_torchs(dtype, allowed):
+    x = torch.cat((torch.linspace(-30, 30, 4001), torch.tensor([0.0, -1e4, 1e4]))).to(dtype)
+    dy = torch.randn(len(x), generator=torch.Generator().manual_seed(1)).to(dtype)
+    leaf, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    y, expected = tanh_gelu(leaf), F.gelu(exact, approximate="tanh")
+    assert type(y.grad_fn).__name__ == "_TanhGELUBackward" and y.dtype == dtype
+    torch.testing.assert_close(y.double(), expected, atol=allowed, rtol=allowed)
+    found, slope = (torch.autograd.grad(z, of, dy.to(z.dtype))[0] for z, of in ((y, leaf), (expected, exact)))
+    torch.testing.assert_close(found.double(), slope, atol=allowed, rtol=allowed)
+    with torch.no_grad():
+        assert torch.equal(tanh_gelu(x), F.gelu(x, approximate="tanh"))
+    assert type(tanh_gelu(exact).grad_fn).__name__ == "GeluBackward0"
 
 
 def model(**more) -> DecoderLM:

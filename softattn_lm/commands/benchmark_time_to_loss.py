@@ -41,7 +41,10 @@ def benchmark(settings: BenchmarkSettings, file: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         text = text_words(settings.text, Path(scratch))
         tuning = max(settings.seeds) + 1
-        tuned = {rate: one_run([*peer_words(rate), *text], tuning) for rate in RATES}
+        tuned = {}
+        for rate in RATES:
+            tuned[rate] = one_run([*peer_words(rate), *text], tuning)
+            report.console.print(f"seed {tuning}, nanogpt_cpu at lr {rate:g}: {tuned[rate]}", highlight=False)
         best = min(tuned, key=lambda rate: tuned[rate]["loss"])
         sides = {
             "published": peer_words(1e-3),

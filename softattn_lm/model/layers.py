@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softattn_lm.attention.cache import KVCache, behind
-from softattn_lm.model.activations import squared_relu
+from softattn_lm.model.activations import squared_relu, tanh_gelu
 
 NormKind = Literal["layer", "rms"]
 MLPKind = Literal["gelu", "gelu_tanh", "relu2", "swiglu", "none"]
@@ -42,8 +42,10 @@ class MLP(nn.Module):
             h = F.silu(self.gate(x)) * h
         elif self.kind == "relu2":
             h = squared_relu(h)
+        elif self.kind == "gelu_tanh":
+            h = tanh_gelu(h)
         else:
-            h = F.gelu(h, approximate="tanh" if self.kind == "gelu_tanh" else "none")
+            h = F.gelu(h)
         return self.down(h)
 
 
