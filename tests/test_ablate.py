@@ -190,6 +190,8 @@ def test_parameters_are_matched_by_the_width_of_the_mlp(tmp_path: Path, capsys: 
     assert one == two
     assert Plan.read(folder).matched == {"": {"shared_kv": ["model.mlp_width=72"]}}
     assert "shared_kv has +0.00% parameters" in capsys.readouterr().out
+    # Tenths of 3,000 characters: one validation, and the test part once.
+    assert json.loads((folder / "measured" / "separate.json").read_text())["read_tokens"] == 300 + 300
 
 
 @pytest.mark.slow
@@ -217,7 +219,11 @@ class Leaks(AttentionKernel):
 
 def test_an_arm_that_reads_the_future_is_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "leaks.py").write_text(LEAKS, encoding="utf-8")
-    assert ablate(tmp_path, f"attention=formula,{tmp_path / 'leaks.py'}:Leaks", "seeds=2", "name=q", "steps=2") == 1
-    said = " ".join(capfd.readouterr().out.split())
-    assert "arm Leaks is left out" in said and "it reads the future: with other tokens behind position 0" in said
-    assert not any("Leaks" in run for run in losses(tmp_path / "runs" / "q"))
+    assert ablate(tmp_path, f"attention=formula,{tmp_path / 'leaks.py'}:Leaks", "seeds=2", "name=q", "steps=2") == 2
+    said = " ".join(capfd.readouterr().err.split())
+    assert "arm Leaks cannot be measured: it reads the future: with other tokens behind position 0" in said
+    assert "nothing was trained" in said and not losses(tmp_path / "runs" / "q")
+    typed = f"attention=formula,sdpa,{tmp_path / 'leaks.py'}:Leaks"
+    assert ablate(tmp_path, typed, "seeds=2", "name=q2", "steps=2", "slots=2") == 1
+    assert "arm Leaks is left out" in " ".join(capfd.readouterr().out.split())
+    assert {run.split("/")[1] for run in losses(tmp_path / "runs" / "q2")} == {"formula", "sdpa"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from softattn_lm.ablation.executors import Ended
-from softattn_lm.ablation.forecast import expected, measured_alone, seconds_left
+from softattn_lm.ablation.forecast import START, expected, measured_alone, seconds_left
 from softattn_lm.ablation.jobs import Configs, Job
 from softattn_lm.ablation.planner import Planner
 from softattn_lm.ablation.stages import Stages
@@ -147,4 +147,12 @@ def test_an_arm_that_cannot_be_tuned_is_no_longer_waited_for(tmp_path: Path) -> 
 def test_the_reference_is_taken_for_as_slow_as_the_baseline() -> None:
     cost: dict[str, Any] = {"steps": 100, "seconds_per_step": 0.5}
     costs = {None: {"a": cost, "b": cost | {"steps": 10}}}
-    assert measured_alone(make(), costs) == {(None, "a"): 50.0, (None, "b"): 5.0, (None, "uniform"): 50.0}
+    alone = {(None, "a"): 50.0 + START, (None, "b"): 5.0 + START, (None, "uniform"): 50.0 + START}
+    assert measured_alone(make(), costs) == alone
+
+
+def test_a_run_takes_its_start_and_its_validations_too() -> None:
+    """35 runs of a third of a second were to take 0.1 minutes, which left out nine tenths of each."""
+    cost = {"steps": 100, "seconds_per_step": 0.5, "tokens_per_second": 1000.0, "read_tokens": 36_000}
+    # 36,000 tokens forward, of which 3,000 a second are read: a step passes forward once and back for as long as twice.
+    assert measured_alone(make(), {None: {"a": cost}})[None, "a"] == 50.0 + 12.0 + START

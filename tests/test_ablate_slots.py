@@ -29,7 +29,8 @@ needs_two_cores = pytest.mark.skipif(
 def test_runs_are_kept_on_cores_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They wandered over all of them, and met there."""
     quick(monkeypatch)
-    typed = [word for word in words(tmp_path, "logger=none", "steps=100000") if not word.startswith("lines=")]
+    typed = words(tmp_path, "logger=none", "steps=100000")
+    typed = [word for word in typed if not word.startswith(("lines=", "runs="))]
     plan = make_plan({"arms": {"a": [], "b": []}}, typed, "x")
     folder = tmp_path / "runs" / "x"
     configs = Configs(plan, composed)

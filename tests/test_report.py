@@ -20,6 +20,7 @@ from softattn_lm.ablation.report import write as write_all
 from softattn_lm.cli import main
 from softattn_lm.errors import UserError
 from softattn_lm.runs.files import write_json
+from tests import forged
 from tests.forged import LEVEL, RECALL, TUNE, WINDOWS, diverged, forge, measured, plan_of, tuned, write_run
 
 
@@ -196,7 +197,9 @@ def _torn_scores(folder: Path) -> None:
         (_other_data, "report/linear/seed-3 has other data than"),
         (_other_windows, "report/linear/seed-3 and .* different windows"),
         (_no_scores, "report/linear/seed-3 has finished and has no scores/test.npz"),
-        (_torn_scores, "linear/seed-3/scores/test.npz is damaged"),
+        (_torn_scores, "seed-3/scores/test.npz is damaged: .*; remove .*seed-3/summary.json and type softattn train"),
+        (lambda f: (f / "report" / "linear" / "seed-3" / "summary.json").write_text('{"state": "fin'),
+         "seed-3/summary.json is damaged: .*; remove .*seed-3/summary.json and type softattn train resume=.*seed-3"),
         (lambda f: _change(f / "report" / "linear" / "seed-3", "steps", 200), "linear/seed-3 has another steps"),
         (lambda f: _change(f / "report" / "linear" / "seed-3", "lr", 0.5), "linear/seed-3 has another lr"),
         (lambda f: [_change(f / "report" / "linear" / f"seed-{s}", "steps", 50) for s in range(5)],
@@ -259,7 +262,62 @@ def test_two_seeds_are_enough_for_an_interval_and_few(tmp_path: Path) -> None:
     forge(tmp_path, {"sdpa": 0.0, "linear": 0.5}, range(2), run_sd=0.0005)
     report = write(tmp_path)
     assert len(report.judged[0].comparisons[0].seeds) == 2
-    assert any("2 paired seeds are few" in line for line in report.warnings)
+    said = [line for line in report.warnings if "2 paired seeds are few" in line]
+    assert len(said) == 1 and "one degree of freedom" in said[0]
+
+
+def test_a_logger_that_was_typed_stands_in_the_report(tmp_path: Path) -> None:
+    """It said logger=wandb of runs that were told to nobody."""
+    plan = plan_of(EFFECTS, range(3), execution=["logger=none"])
+    forge(tmp_path, EFFECTS, plan=plan)
+    write(tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    assert "logger=none" in text and "logger=wandb" not in text
+
+
+@pytest.mark.parametrize("seeds", [2, 5])
+def test_arms_that_differ_by_rounding_are_equivalent(tmp_path: Path, seeds: int) -> None:
+    """The same kernel by another order of sums differed by -9.1e-10 on both seeds: undetermined, for ever."""
+    effects = {"sdpa": 0.0, "formula": -9.1e-10}
+    forge(tmp_path, effects, range(seeds), run_sd=0.0)
+    report = write(tmp_path)
+    assert verdicts(report) == {"formula": "equivalent"}
+    assert any("no seed differs by more than" in line and "float32" in line for line in report.warnings)
+    assert not any("seeds are few" in line for line in report.warnings)
+
+
+def test_where_seeds_do_not_help_the_report_says_what_blurs_and_what_would(tmp_path: Path) -> None:
+    """It said that 1.0 % of the variance was that of the test text."""
+    plan = plan_of({"sdpa": 0.0, "linear": 0.0}, range(5), smallest=0.0001)
+    forge(tmp_path, {"sdpa": 0.0, "linear": 0.0}, plan=plan)
+    write(tmp_path)
+    said = re.search(
+        r"with 4096 of them, the test text would still blur it so far that (\S+) nats is the smallest "
+        r"difference found, and 0.0001 matter; a larger test part",
+        (tmp_path / "report.md").read_text(),
+    )
+    assert said is not None and 0.001 < float(said[1]) < 0.01  # three standard errors of 0.02·√(2/5)/√64
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_test_part_of_few_windows_is_reported_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Blocks of two do not fit twice into three windows, and a single window has no neighbours: both were traces."""
+    monkeypatch.setattr(forged, "WINDOWS", count)
+    forge(tmp_path, {"sdpa": 0.0, "linear": 0.5}, range(5), run_sd=0.001)
+    assert verdicts(write(tmp_path)) == {"linear": "worse"}
+
+
+def test_a_constant_difference_beyond_rounding_stays_undetermined(tmp_path: Path) -> None:
+    plan = plan_of({"sdpa": 0.0, "other": 0.0}, range(3))
+    forge(tmp_path, {"sdpa": 0.0, "other": 0.0}, plan=plan)
+    for arm, loss in (("sdpa", 2.0), ("other", 2.0 + 2.0**-18)):
+        for seed in range(3):
+            shutil.rmtree(tmp_path / "report" / arm / f"seed-{seed}")
+            write_run(tmp_path, plan, arm, seed, np.full(WINDOWS, loss))
+    report = write(tmp_path)
+    assert verdicts(report) == {"other": "undetermined"} and "the seeds changed nothing" in report.said[0]
 
 
 def test_a_task_counts_what_was_solved_and_when(tmp_path: Path) -> None:

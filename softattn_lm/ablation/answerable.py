@@ -43,9 +43,9 @@ def _missing_part(data: Mapping[str, Any]) -> tuple[str, str] | None:
 
 
 def require_opponent(plan: Plan, unfit: Mapping[str, str]) -> None:
-    """Raises UserError where nothing is left to compare. `unfit`: arms that cannot be trained, and why."""
+    """Raises UserError where nothing is left to compare. `unfit`: arms that cannot be trained, and why, by name."""
     if plan.baseline in unfit:
         raise UserError(f"the baseline cannot be trained: {unfit[plan.baseline]}")
     if unfit and not plan.arms.keys() - unfit.keys() - {plan.baseline}:
-        said = "; ".join(f"arm {arm} is left out: {reason}" for arm, reason in unfit.items())
+        said = "; ".join(unfit.values())
         raise UserError(f"{said}; nothing is left to compare with {plan.baseline}, and nothing was trained")

@@ -1,7 +1,8 @@
 """How long an ablation still takes: the runs that are left, laid out on its slots in the order in which they start.
 
 A run takes as long as the finished runs of its arm and size did, their median. Before the first of them has ended, as
-long as the arm was measured to take alone, times how much longer than that the runs of other arms took.
+long as the arm was measured to take alone, its start and its validations with it, times how much longer than that the
+runs of other arms took.
 """
 
 from __future__ import annotations
@@ -11,24 +12,38 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from itertools import count
 from statistics import median
+from typing import Any
 
 from softattn_lm.ablation.jobs import Job
 from softattn_lm.ablation.lines import UNIFORM
 from softattn_lm.ablation.matching import Costs
 from softattn_lm.ablation.plan import Plan
 
+START = 0.6  # seconds of a run for building, saving and ending; of tiny ones on two cores, half of it of a processor
+FORWARDS = 3  # that take as long as one step on the same tokens, which passes back through them too
 Seconds = dict[tuple[str | None, str], float]  # of a run, by size and arm
 
 
 def measured_alone(plan: Plan, costs: Costs) -> Seconds:
-    """The reference, which is not measured, is taken for as slow as the baseline."""
+    """The reference, which is not measured, is taken for as slow as the baseline. In `costs` from before they had them
+    tokens that are only read are missing.
+    """
     found: Seconds = {}
     for size, arms in costs.items():
-        known = {arm: cost["steps"] * cost["seconds_per_step"] for arm, cost in arms.items()}
+        known = {arm: START + _trained(cost) + _read(cost) for arm, cost in arms.items()}
         if plan.baseline in known:
             known.setdefault(UNIFORM, known[plan.baseline])
         found |= {(size, arm): seconds for arm, seconds in known.items()}
     return found
+
+
+def _trained(cost: Mapping[str, Any]) -> float:
+    return float(cost["steps"] * cost["seconds_per_step"])
+
+
+def _read(cost: Mapping[str, Any]) -> float:
+    """Of validations and of scoring."""
+    return float(cost["read_tokens"] / (FORWARDS * cost["tokens_per_second"])) if "read_tokens" in cost else 0.0
 
 
 def expected(jobs: Sequence[Job], alone: Seconds, took: Mapping[str, float]) -> Seconds:

@@ -31,6 +31,7 @@ from softattn_lm.runs.files import write_json
 # A process that measures the config in a file, alone: (job, out, log) -> its exit status.
 Measure = Callable[[Path, Path, Path], int | None]
 UNLIKE = 0.02  # relative difference from which on a reader is warned
+SHOWN = 5e-5  # from which on it is more than +0.00%
 Costs = dict[str | None, dict[str, dict[str, Any]]]  # by size and arm; an arm that could not be built is left out
 
 
@@ -138,14 +139,16 @@ def match(plan: Plan, configs: Configs, costs: Costs) -> Plan:
 
 
 def residuals(plan: Plan, costs: Costs) -> list[Residual]:
-    """Of what is matched; without matching, of the parameters."""
+    """Of what is matched; without matching, of the parameters and FLOPs, where they differ at all."""
     found = []
     for size, arms in costs.items():
         base = arms.get(plan.baseline)
         for arm, cost in arms.items():
             if base is not None and arm != plan.baseline:
                 for what, value in _quantities(plan.match):
-                    found.append(Residual(arm, size, what, value(cost) / value(base) - 1))
+                    by = value(cost) / value(base) - 1
+                    if plan.match != "none" or abs(by) >= SHOWN:
+                        found.append(Residual(arm, size, what, by))
     return found
 
 

@@ -52,9 +52,11 @@ def differences(plan: Plan, judged: Sequence[Judged], lines: Sequence[Line] = ()
         cells += [unit.number(line.on(each.split)), "", NONE if away is None else unit.number(away, plus=True)]
         rows.append([*cells, *[""] * (len(head) - len(cells))])
     kept = [i for i in range(len(head)) if i not in empty or any(row[i] not in (NONE, "") for row in rows)]
+    n = sum(len(each.comparisons) for each in judged)
+    need = "this one comparison needs" if n == 1 else f"all {n} comparisons together need"
     note = (
-        f"Interval: paired t over seeds, with the uncertainty of the test text and of the chosen rates where they are "
-        f"known, at the level that all {sum(len(each.comparisons) for each in judged)} comparisons together need. "
+        "Interval: paired t over seeds, with the uncertainty of the test text and of the chosen rates where they are "
+        f"known, at the level that {need}. "
         f"Sign flips from {SIGN_FLIPS_FROM} pairs on, BCa bootstrap from {BOOTSTRAP_FROM}. Detectable: the smallest "
         "true difference found with 80 % power. Text, rates: their share of the variance. Correlation: of the two arms "
         "over seeds; near 0, pairing bought nothing."
@@ -143,8 +145,9 @@ def learning_rates(plan: Plan, judged: Judged, vocab_size: int | None) -> Table 
         "diverged rates",
     ]
     note = (
-        "Chosen at the vertex of a parabola through the validation losses of the tuning seeds, which report nothing. "
-        "Sensitivity: how much the mean rate of the grid loses against the best one."
+        "Chosen by the validation losses of the tuning seeds, which report nothing: at the vertex of a parabola, or on "
+        "the edge of the grid where that lies beyond it, or the best rate tried where no parabola fits. Sensitivity: "
+        "how much the mean rate of the grid loses against the best one."
     )
     return Table(head, rows, note)
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from softattn_lm.ablation.judge import Judged
 from softattn_lm.ablation.plan import Plan
 from softattn_lm.ablation.question import BASE, make_plan
+from softattn_lm.ablation.statistics import MOST_PAIRS, detectable, level_of_look, seed_part
 from softattn_lm.ablation.verdict import Comparison
 from softattn_lm.errors import UserError
 
@@ -91,7 +93,7 @@ def what_is_missing(plan: Plan, folder: Path, judged: list[Judged]) -> Needed:
                 continue
             if found.more_seeds is None:
                 if found.interval is not None:
-                    said.setdefault(f"more seeds alone will not do: {_too_much(found)}", []).append(arm)
+                    said.setdefault(f"more seeds alone will not do: {_too_much(plan, each, found)}", []).append(arm)
                 continue
             most = max(most, found.more_seeds)
             took = f", about {found.more_seeds * minutes:.0f} minutes here," if found.more_seeds * minutes >= 1 else ""
@@ -103,10 +105,20 @@ def what_is_missing(plan: Plan, folder: Path, judged: list[Judged]) -> Needed:
     return Needed(lines, command(plan, folder, len(plan.seeds) + most) if most else None)
 
 
-def _too_much(found: Comparison) -> str:
-    whose = [(found.text, "that of the test text"), (found.rates, "that of the chosen learning rates")]
-    shares = [f"{percent(share)} of the variance is {what}" for share, what in whose if share >= 0.005]
-    return f"{' and '.join(shares)}; a larger test part (data.test_fraction) or more tuning seeds would"
+def _too_much(plan: Plan, judged: Judged, found: Comparison) -> str:
+    """What still blurs the difference when seeds do not any more, at the level of the next look."""
+    unit, d, number = unit_of(plan), np.array(found.differences), max(1, judged.look.number)
+    seeds, share = seed_part(d).variance, found.text + found.rates
+    alpha = found.alpha * level_of_look(number + 1) / level_of_look(number)
+    fixed = seeds * share / (1 - share) if share < 1 else 0.0
+    least = detectable(float(d.std(ddof=1)), MOST_PAIRS, alpha, fixed=fixed)
+    what = {"the test text": found.text, "the choice of learning rates": found.rates}
+    whose = " and ".join(name for name, of in what.items() if of >= 0.5 * max(what.values()))
+    remedy = "more tuning seeds" if found.rates > found.text else "a larger test part (data.test_fraction)"
+    return (
+        f"with {MOST_PAIRS} of them, {whose} would still blur it so far that {unit.number(least)} {unit.name} is the "
+        f"smallest difference found, and {plan.smallest * unit.factor:g} matter; {remedy} would"
+    )
 
 
 def slots(folder: Path) -> int:
@@ -150,7 +162,7 @@ def _asked(plan: Plan) -> tuple[list[str], str | None]:
 
 def _typed(plan: Plan, said: dict[str, Any]) -> list[str]:
     """The settings by which a plan differs from what its file says by itself."""
-    arms = {"arms": {arm: [] for arm in plan.arms}}
+    arms: dict[str, Any] = {"arms": {arm: [] for arm in plan.arms}}
     try:
         usual = make_plan(said | arms, [], plan.name)
     except UserError:  # the file was edited since, and says nothing any more

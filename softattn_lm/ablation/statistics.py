@@ -72,10 +72,11 @@ def text_part(windows: Array, block: int | None = None, resamples: int = 2000, s
     """(W,) differences per test window in reading order, averaged over seeds -> how far another text may move them.
 
     A moving-block bootstrap: neighbouring windows are alike, and taken as independent they would promise too much.
-    block: windows, by default W^(1/2). Künsch 1989, Annals of Statistics 17(3).
+    block: windows, by default W^(1/2), of few windows half of them. Raises ValueError for less than two blocks. Künsch
+    1989, Annals of Statistics 17(3).
     """
     count = len(windows)
-    length = block or max(1, round(math.sqrt(count)))
+    length = block or max(1, min(round(math.sqrt(count)), count // 2))
     if count < 2 * length:
         raise ValueError(f"{count} test windows are too few for blocks of {length}")
     generator = np.random.default_rng(seed)

@@ -206,4 +206,5 @@ def _diverged(arm: str, seeds: tuple[int, ...], mine: Array, theirs: Array, alph
 def _text(mine: Mapping[int, Array] | None, theirs: Mapping[int, Array] | None, seeds: Sequence[int]) -> Part | None:
     if mine is None or theirs is None or not all(seed in mine and seed in theirs for seed in seeds):
         return None
-    return text_part(np.mean([mine[seed] - theirs[seed] for seed in seeds], axis=0))
+    differences = np.mean([mine[seed] - theirs[seed] for seed in seeds], axis=0)
+    return text_part(differences) if len(differences) > 1 else None

@@ -58,6 +58,8 @@ def run(cfg: dict[str, Any], words: list[str], typed: list[str]) -> None:
     plan = replace(plan, execution=execution)
     folder = runs_folder(settings.runs) / plan.name
     if settings.dry_run:
+        if settings.save_as is not None:
+            _say(f"save_as={settings.save_as}: a dry run writes nothing")
         _dry_run(plan, folder, settings)
         return
     # A shell that is given the commands is given nothing else.
@@ -219,7 +221,7 @@ def _slots(settings: AblateSettings, cfg: dict[str, Any]) -> list[Slot]:
 def _measured(plan: Plan, configs: Configs, folder: Path, here: Local) -> tuple[Plan, matching.Costs, dict[str, str]]:
     """Every arm measured alone, and the plan with what makes arms alike; arms that cannot be built, and why."""
     runs = str(here.runs)
-    costs, unfit = matching.measure_all(configs, folder, runs, here.measure)
+    costs, unfit = matching.measure_all(configs, folder, runs, _told(here))
     require_opponent(plan, unfit)
     adjusted = matching.match(matching.on_ladder(plan, costs), configs, costs)
     # What was adjusted before the first run stays, whatever this machine measures today.
@@ -230,7 +232,7 @@ def _measured(plan: Plan, configs: Configs, folder: Path, here: Local) -> tuple[
     if plan.ladder is not None and plan.match != "none":
         plan = replace(plan, matched=_again(plan, configs, folder, here))
     configs = Configs(plan, configs.compose, configs.execution)
-    costs, more = matching.measure_all(configs, folder, runs, here.measure)
+    costs, more = matching.measure_all(configs, folder, runs, _told(here))
     if (folder / FILE).is_file():
         plan.write(folder)
         matching.log_matched(folder, plan, costs)
@@ -238,10 +240,20 @@ def _measured(plan: Plan, configs: Configs, folder: Path, here: Local) -> tuple[
     return plan, costs, unfit | more
 
 
+def _told(here: Local) -> matching.Measure:
+    """It takes seconds for each arm and size, in which nothing else would be said."""
+
+    def measure(job: Path, out: Path, log: Path) -> int | None:
+        _say(f"measuring {'/'.join(job.with_suffix('').parts[job.parts.index('measured') + 1 :])}")
+        return here.measure(job, out, log)
+
+    return measure
+
+
 def _again(plan: Plan, configs: Configs, folder: Path, here: Local) -> dict[str, dict[str, list[str]]]:
     """Matched once more where the ladder has changed the steps that are matched."""
     configs = Configs(plan, configs.compose, configs.execution)
-    costs, _ = matching.measure_all(configs, folder, str(here.runs), here.measure)
+    costs, _ = matching.measure_all(configs, folder, str(here.runs), _told(here))
     return matching.match(plan, configs, costs).matched
 
 

@@ -73,10 +73,22 @@ def show_dry_run(
     plan: Plan, stages: Stages, costs: Costs, unfit: dict[str, str], slots: int, residuals: Sequence[Residual]
 ) -> None:
     """One row per arm and size, and how long all of it takes on this machine."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title=plan.question or plan.name)
-    for head in ("arm", "parameters", "FLOPs/token", "executed", "memory", "tokens/s", "steps", "runs", "minutes"):
+    table = Table(title=plan.question or plan.name, box=SIMPLE_HEAD, padding=0, collapse_padding=True, pad_edge=False)
+    heads = [
+        "arm",
+        "para-\nmeters",
+        "FLOPs/\ntoken",
+        "exe-\ncuted",
+        "memory",
+        "tokens\n/s",
+        "steps",
+        "runs",
+        "mi-\nnutes",
+    ]
+    for head in heads:
         table.add_column(head, justify="left" if head == "arm" else "right", no_wrap=head == "arm")
     jobs = [job for job in stages.known() if job.arm not in unfit]
     alone = measured_alone(plan, costs)

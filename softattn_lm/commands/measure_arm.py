@@ -10,6 +10,7 @@ best of the table.
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,7 @@ def measured(cfg: dict[str, Any]) -> dict[str, Any]:
         "decode_bytes_per_token": model.cache_bytes_per_token(),
         "decode_state_bytes": model.cache_state_bytes(),
         "seconds_per_step": seconds,
+        "read_tokens": _read(prepared, steps, training.val_every),
         "tokens_per_second": sizes["tokens_per_step"] / seconds,
         "peak_memory_bytes": peak - (resting if device.type == "cpu" else 0),
         "device": str(device),
@@ -108,6 +110,13 @@ def measured(cfg: dict[str, Any]) -> dict[str, Any]:
         "timed_steps": len(spent),
         "mlp_width": next((b.mlp.up.out_features for b in model.layers if b.mlp is not None), None),
     }
+
+
+def _read(prepared: Any, steps: int, val_every: int) -> int:
+    """Tokens that a run reads without learning from them: at its validations, and once of the test part."""
+    tokens = {name: split.n_tokens for name, split in prepared.splits.items() if name != "train"}
+    test = int(tokens.pop("test", 0))
+    return test + math.ceil(steps / val_every) * int(sum(tokens.values()))
 
 
 def seen_ahead(model: Any, tokens: Any) -> dict[int, float]:
