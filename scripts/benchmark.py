@@ -4,13 +4,10 @@ import sys
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["gpu"]:  # which needs torch and lightning only, and composes nothing
+        from softattn_lm.cli import answer
         from softattn_lm.commands.benchmark_gpu import main as gpu
-        from softattn_lm.errors import UserError
 
-        try:
-            gpu()
-        except UserError as error:
-            sys.exit(f"error: {error}")
+        answer(gpu)
     else:
         from softattn_lm.cli import main
 

@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
@@ -32,12 +32,17 @@ from softattn_lm.errors import UserError, disk_fault, visible
 def main(command: str | None = None, argv: list[str] | None = None) -> NoReturn:
     """Runs a command and exits. Without `command`, the first word of `argv` (by default sys.argv[1:]) names it."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    answer(lambda: _dispatch(command, arguments))
+
+
+def answer(run: Callable[[], object]) -> NoReturn:
+    """Exits as every command does: 0; 2 for a mistake or a full disk, in one line; 130, 141; 70 is our fault."""
     # What is left at the end goes with the process; looking through torch's objects once more would take a second.
     atexit.register(gc.freeze)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            _dispatch(command, arguments)
+            run()
         sys.stdout.flush()
     except UserError as error:
         print(visible(f"error: {one_line(str(error))}"), file=sys.stderr)

@@ -18,6 +18,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,9 @@ NEW, TINY_NEW = 512, 8  # tokens written, behind a prompt of PROMPT
 PROMPT = 16
 MFU, AHEAD, OF_BANDWIDTH = 0.5, 1.15, 0.5  # aimed at
 REPEATS = 5
+ALLOWED = "allowed"
 ENOUGH = 300.0  # seconds; what has not begun by then is left out
-TOLERANCE = 2e-2  # of bfloat16 on CUDA; 1e-4 in float32
+TOLERANCE = 0.1  # of a typical entry, in bfloat16 on CUDA, where the largest of many is meant; 1e-4 in float32
 
 
 def main(file: Path | None = None) -> None:
@@ -61,22 +63,29 @@ def main(file: Path | None = None) -> None:
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
     name = torch.cuda.get_device_name() if cuda else "no CUDA device: a tiny model on the CPU, figures mean nothing"
-    found: dict[str, Any] = {"machine": machine() | {"device": name}}
+    found: dict[str, Any] = {"machine": machine() | {"device": name}, "rows": [], "failed": {}, "left_out": []}
     print("  ".join(f"{key}: {value}" for key, value in found["machine"].items()), flush=True)
     torch.set_float32_matmul_precision("high")
-    found["checks"] = checks(device)
-    rows: list[Row] = []
-    for part in (training, decoding, saving):
-        if time.perf_counter() - began < ENOUGH:
-            of_part = part(device)
-            rows += of_part
-            print("\n".join(line(row) for row in of_part), flush=True)
-    found |= {"rows": [row.as_dict() for row in rows], "seconds": time.perf_counter() - began}
-    write_json(file, found)
+    torch.manual_seed(0)
+    for part in (checks, training, decoding, saving):
+        if time.perf_counter() - began > ENOUGH:
+            found["left_out"].append(part.__name__)
+            print(f"{part.__name__} is left out, as {ENOUGH:.0f} s are over", flush=True)
+            continue
+        try:
+            rows = [row if cuda or row.against == ALLOWED else replace(row, target=None) for row in part(device)]
+        except RuntimeError as error:  # out of memory, a kernel that does not compile: the other parts may do
+            found["failed"][part.__name__] = str(error)
+            print(f"{part.__name__} failed: {' '.join(str(error).split())[:300]}", flush=True)
+            rows = []
+        print("\n".join(line(row) for row in rows), flush=True)
+        found["rows"] += [row.as_dict() for row in rows]
+        found["seconds"] = time.perf_counter() - began
+        write_json(file, found)  # whatever comes, this is kept
     print(f"{found['seconds']:.0f} s; all figures: {file}")
-    wrong = [name for name, apart in found["checks"].items() if not apart <= allowed_on(device)]
-    if wrong:
-        raise UserError(f"{' and '.join(wrong)} differ from formula by more than {allowed_on(device):g} on this device")
+    wrong = [row["what"] for row in found["rows"] if row["reached"] is False and row["against"] == ALLOWED]
+    if wrong or found["failed"]:
+        raise UserError(f"on this device there went wrong: {', '.join([*wrong, *found['failed']])}")
 
 
 def benchmark(settings: BenchmarkSettings, file: Path) -> None:
@@ -111,11 +120,15 @@ def training(device: torch.device) -> list[Row]:
     per_token = describe(model, shape.batch, 1)["flops_per_token"]
     peak = peak_flops(device) or measured_peak(device)
     used = [utilisation(tokens, per_token, peak) for tokens in found["ours"]]
-    rows = [Row(f"MFU of {shape}, peak {peak:.4g}", "of the peak", used, {"peak": [1.0] * REPEATS}, "peak", MFU)]
-    if "transformers" in found:
-        peers = {"transformers": found["transformers"]}
-        rows.append(Row(f"training {shape}", "tokens/s", found["ours"], peers, "transformers", AHEAD, peak / per_token))
-    return rows
+    what = f"MFU of {shape}, {per_token:.4g} operations per token, peak {peak:.4g}"
+    most = peak / per_token
+    peers = {name: rates for name, rates in found.items() if name != "ours"} or {"peak": [most] * REPEATS}
+    (against,) = peers
+    aimed = AHEAD if against == "transformers" else None
+    return [
+        Row(what, "of the peak", used, {"peak": [1.0] * REPEATS}, "peak", MFU),
+        Row(f"training {shape}", "tokens/s", found["ours"], peers, against, aimed, most),
+    ]
 
 
 def loop(
@@ -215,15 +228,13 @@ def bandwidth(device: torch.device) -> float:
     return values.numel() * 4 / min(seconds_of(read) for _ in range(7))
 
 
-def allowed_on(device: torch.device) -> float:
-    return TOLERANCE if device.type == "cuda" else 1e-4
-
-
-def checks(device: torch.device) -> dict[str, float]:
-    """The largest difference from formula's y and gradients, of each kernel; flex has no backward pass on a CPU."""
+def checks(device: torch.device) -> list[Row]:
+    """The largest difference from formula's y and gradients, over a typical entry; flex has no backward pass on a
+    CPU.
+    """
     cuda = device.type == "cuda"
     heads, length, width = (8, 512, 64) if cuda else (2, 48, 16)
-    dtype, allowed = torch.bfloat16 if cuda else torch.float32, allowed_on(device)
+    dtype = torch.bfloat16 if cuda else torch.float32
     q, k, v, dy = (torch.randn(2, heads, length, width, device=device) / 2 for _ in range(4))
     visible = Visibility(length, window=length // 4, device=device)
 
@@ -234,28 +245,30 @@ def checks(device: torch.device) -> dict[str, float]:
         return [x.detach().float() for x in (y, *gradients)]
 
     exact = apply(Formula(heads), torch.float32, True)
-    found = {}
+    rows = []
     for name, kernel in (("flex", Flex(heads)), ("blockwise", Blockwise(heads))):
         ours = apply(kernel, dtype, cuda or name != "flex")
-        found[name] = max(float((a - b).abs().max()) for a, b in zip(ours, exact, strict=False))
-    found["graphed decoding"] = graphed_apart(device)
-    for name, apart in found.items():
-        print(
-            f"{name} is {apart:.2g} from its definition ({'as it should be' if apart <= allowed else 'WRONG'})",
-            flush=True,
-        )
-    return found
+        rows.append(agrees(f"{name}, beside formula", ours, exact[: len(ours)], device))
+    model, tokens = bare_training.gpt2_style(TINY).eval().to(device), tokens_of(TINY, 2, device)
+    with torch.inference_mode():
+        writer = GraphedDecode(model, batch=2)
+        writer.position.zero_()
+        written = torch.stack([writer(ids).clone() for ids in tokens.unbind(1)], 1)
+        rows.append(agrees("graphed decoding, beside the model", [written], [model(tokens)], device))
+    return rows
 
 
-@torch.inference_mode()
-def graphed_apart(device: torch.device) -> float:
-    """The largest difference of its logits, token by token, from those of the model on the whole text."""
-    model = bare_training.gpt2_style(TINY).eval().to(device)
-    tokens = torch.randint(TINY.vocabulary, (2, TINY.context), device=device)
-    writer = GraphedDecode(model, batch=2)
-    writer.position.zero_()
-    steps = [writer(ids).clone() for ids in tokens.unbind(1)]
-    return float((torch.stack(steps, 1) - model(tokens)).abs().max())
+def tokens_of(shape: Shape, rows: int, device: torch.device) -> Tensor:
+    return torch.randint(shape.vocabulary, (rows, shape.context), device=device)
+
+
+def agrees(what: str, found: list[Tensor], exact: list[Tensor], device: torch.device) -> Row:
+    """Not a number is never allowed: the largest of tensors is one if any is."""
+    apart = torch.stack([(a - b).abs().max() / b.square().mean().sqrt() for a, b in zip(found, exact, strict=True)])
+    allowed = {ALLOWED: [TOLERANCE if device.type == "cuda" else 1e-4]}
+    return Row(
+        what, "of a typical entry", [apart.max().clamp(min=1e-9).item()], allowed, ALLOWED, 1.0, more_is_better=False
+    )
 
 
 if __name__ == "__main__":

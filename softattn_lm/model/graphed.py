@@ -98,6 +98,7 @@ class GraphedDecode:
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):
                 for _ in range(WARM_UP):
+                    self.position.zero_()
                     self._step()
             torch.cuda.current_stream().wait_stream(aside)
             self.graph = torch.cuda.CUDAGraph()

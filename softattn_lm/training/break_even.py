@@ -22,12 +22,16 @@ TIMED = 3  # passes; the fastest counts
 CACHE = "TORCHINDUCTOR_CACHE_DIR"  # torch's
 
 
+def keep_compiled(cache: Path) -> None:
+    """To be called before `Module.compile`, which chooses a folder of its own where none is set."""
+    os.environ.setdefault(CACHE, str((cache / "compiled").resolve()))
+
+
 class BreakEven(Callback):
     """Times forward and backward passes over random tokens, eager and compiled, which changes no weight."""
 
-    def __init__(self, console: Console, clock: Clock, cache: Path, tokens_per_step: int) -> None:
+    def __init__(self, console: Console, clock: Clock, tokens_per_step: int) -> None:
         self.console, self.clock, self.tokens_per_step = console, clock, tokens_per_step
-        os.environ.setdefault(CACHE, str((cache / "compiled").resolve()))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, LitGPT)
@@ -49,8 +53,13 @@ class BreakEven(Callback):
                 model.zero_grad()
                 return seconds
 
-            with torch.compiler.set_stance("force_eager"):
-                eager = min(one_pass() for _ in range(TIMED + 1))
+            try:
+                with torch.compiler.set_stance("force_eager"):
+                    eager = min(one_pass() for _ in range(TIMED + 1))
+            except torch.OutOfMemoryError:
+                model.zero_grad()
+                self.console.print("uncompiled the passes of a step do not fit memory: nothing to compare with")
+                return
             first = one_pass()
             compiled = min(one_pass() for _ in range(TIMED))
         said = break_even(first - compiled, accumulate * eager, accumulate * compiled, pl_module.steps)

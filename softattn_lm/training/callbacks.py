@@ -10,7 +10,6 @@ from rich.console import Console
 
 from softattn_lm.config.settings import TrainingSettings
 from softattn_lm.evaluation.telemetry import Probe, make_probe
-from softattn_lm.runs.names import runs_folder
 from softattn_lm.training.break_even import BreakEven
 from softattn_lm.training.checkpoints import Checkpoints
 from softattn_lm.training.console import RunConsole
@@ -57,7 +56,6 @@ def make_callbacks(
     )
     interrupt = Interrupt(checkpoints, lambda: isinstance(console, RunConsole) and console.nobody_reads)
     probe = _probe(parts) if training.telemetry else None
-    cache = runs_folder(cfg["runs"]) / "cache"
     samples = []
     if training.sample_every is not None:
         samples.append(
@@ -76,7 +74,7 @@ def make_callbacks(
         metrics,
         ProgressReport(console, metrics, clock, tokens_per_step=tokens_per_step),
         *([] if probe is None else [Telemetry(metrics, clock, probe, compiled=training.compile)]),
-        *([BreakEven(console, clock, cache, tokens_per_step)] if training.compile else []),
+        *([BreakEven(console, clock, tokens_per_step)] if training.compile else []),
         *samples,
         checkpoints,
         interrupt,

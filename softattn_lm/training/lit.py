@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from softattn_lm.errors import UserError
 from softattn_lm.evaluation.likelihood import Likelihood, LikelihoodResult
-from softattn_lm.training.loss import batch_loss, make_loss
+from softattn_lm.training.loss import Chunked, batch_loss, make_loss
 from softattn_lm.training.nonfinite import first_in_backward, first_in_forward
 from softattn_lm.training.schedule import Schedule
 
@@ -113,6 +113,8 @@ class LitGPT(LightningModule):
         self.loss = make_loss(model.vocab_size, loss_chunk)
         model.recomputes = checkpoint_activations == "block"
         if compiled:
+            if isinstance(self.loss, Chunked):  # whose loop would be compiled once for each chunk, for minutes
+                self.loss = torch.compiler.disable(self.loss)
             model.compile()  # in place: parameter names stay as they are; with the loss, which the model computes
 
     # -- training -----------------------------------------------------------------------------------------------------

@@ -15,11 +15,12 @@ from softattn_lm.data import Prepared
 from softattn_lm.own_files import require_own_files
 from softattn_lm.runs.files import write_failed
 from softattn_lm.runs.lock import in_hand
-from softattn_lm.runs.names import run_name
+from softattn_lm.runs.names import run_name, runs_folder
 from softattn_lm.runs.processes import is_first_process
 from softattn_lm.runs.status import State, read_status, write_status
 from softattn_lm.runs.versions import versions
 from softattn_lm.training import slurm
+from softattn_lm.training.break_even import keep_compiled
 from softattn_lm.training.budget import max_steps
 from softattn_lm.training.console import RunConsole
 from softattn_lm.training.finish import finish, finish_killed, summarised
@@ -99,6 +100,8 @@ def _train(
         console.print(
             f"run {run_name(folder)} has saved no checkpoint yet, so it begins again at step 0", soft_wrap=True
         )
+    if training.compile:
+        keep_compiled(runs_folder(cfg["runs"]) / "cache")
     parts = build_parts(cfg, prepared, steps, start.step)
     contents = {
         "config": cfg,

@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-# Part of a device's name -> operations per second in bfloat16. The first that fits counts.
+# Words of a device's name -> operations per second in bfloat16. The first that fits counts.
 PEAKS = {
+    "H200 NVL": 835e12,
     "H200": 989.4e12,
     "H100 PCIe": 756e12,
     "H100 NVL": 835e12,
@@ -37,7 +38,9 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def peak_of(name: str) -> float | None:
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
+    """None for a part of a device (MIG), too."""
+    words = f" {name.replace('-', ' ')} "
+    return None if " MIG " in words else next((peak for part, peak in PEAKS.items() if f" {part} " in words), None)
 
 
 def utilisation(tokens_per_second: float, flops_per_token: float, peak: float, devices: int = 1) -> float:
