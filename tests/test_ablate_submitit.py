@@ -2,10 +2,13 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 
+from softattn_lm.ablation.executors.submitted import Submitit
+from softattn_lm.errors import UserError
 from softattn_lm.runs.status import read_status
 from tests.ablation import ablate, losses, quick
 
@@ -23,6 +26,15 @@ def test_submitit_in_its_local_mode_gives_the_table_of_the_slots(tmp_path: Path)
     assert ablate(tmp_path, *TYPED, "name=there", "slots=2", "executor=submitit_local") == 0
     here, there = (losses(tmp_path / "runs" / name) for name in ("here", "there"))
     assert here == there and len(here) == 4
+
+
+def test_without_submitit_it_is_said_how_the_checkout_is_installed_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package of our name elsewhere may be a stranger's."""
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(UserError, match=r"type: pip install -c \.ci/constraints\.txt -e '\.\[slurm\]'$"):
+        Submitit(tmp_path, tmp_path, [], cluster="slurm", slots=None, threads=1, gpus=0, parameters={})
 
 
 def stub(folder: Path, name: str, script: str) -> None:

@@ -55,6 +55,7 @@ def test_the_command_prints_them_side_by_side_and_writes_them(tmp_path, capsys):
     assert "delta, delta, delta, sdpa" in printed and "100.0%" in printed  # a name is not broken at 80 columns
     assert progress.splitlines() == [f"case {n} of 8: {name}" for n, name in enumerate(cases(SMALL), start=1)]
     written = json.loads((tmp_path / "benchmark" / "cache.json").read_text())
+    assert written["settings"]["heads"] == 4 and {"command", "machine", "started"} <= set(written)
     assert written["bytes_per_layer"]["sdpa, K = V"] == {
         "per_token": 128.0,
         "constant": 0.0,

@@ -79,6 +79,8 @@ def test_a_case_is_run_from_end_to_end(tmp_path):
     assert [row.what for row in rows if "of the rate" in row.what] and len(rows) == 6
     assert all(len(row.ours) == 2 and min(row.ours) > 0 for row in rows)
     assert [row.reached for row in rows[:3]] == [True, True, True]
+    products = rows[1].peers["products"]  # measured beside the others, in every round
+    assert products == rows[0].limit and len(set(products)) == 2 and rows[1].of_limit is None
 
 
 def test_compiled_loops_are_compared_and_break_even_is_said(tmp_path, monkeypatch):
@@ -143,7 +145,7 @@ def test_a_peak_is_that_of_the_device_and_utilisation_its_share():
 
 def test_a_line_says_what_was_aimed_at():
     row = Row("decode", "tokens/s", [1.0, 3.0], {"limit": [4.0, 4.0]}, "limit", 0.75)
-    assert line(row) == "decode: 2 tokens/s; limit 4; ratio 0.500 (0.250 to 0.750), aimed at 0.75: NO"
+    assert line(row) == "decode: 2 tokens/s; limit 4; ratio 0.500 (0.250 to 0.750), target at least 0.75: NO"
 
 
 BLOCKED = """

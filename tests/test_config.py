@@ -149,6 +149,7 @@ OUT_OF_RANGE = {
     ("data.val_fraction=1.5",): "data.val_fraction must be at least 0 and below 1",
     ("data.val_fraction=0.5", "data.test_fraction=0.5"): "leave nothing to train on",
     ("tokenizer=bpe", "tokenizer.vocab_size=100"): "tokenizer.vocab_size must be at least 256",
+    ("training.loss_chunk=-1",): "training.loss_chunk=-1: training.loss_chunk must be at least 0, or null",
     ("optimizer.beta1=1.5",): "optimizer.beta1 must be at least 0 and below 1",
     ("optimizer.weight_decay=-1",): "optimizer.weight_decay must be at least 0",
     ("lr=inf",): "lr=inf: lr must be above 0 and finite",

@@ -15,17 +15,29 @@ from softattn_lm.config.settings import BenchmarkSettings, section
 from softattn_lm.errors import UserError
 from softattn_lm.runs.new import made_folder
 
-# Each has a module benchmark_TOPIC beside this one, whose `benchmark(settings, file)` prints tables and writes a file.
-TOPICS = ("attention", "cache", "generate", "train", "time_to_loss", "loss", "data", "startup", "gpu")
+# Topic -> the settings it reads beside `runs`. Each has a module benchmark_TOPIC beside this one, whose
+# `benchmark(settings, file)` prints tables and writes a file.
+TOPICS: dict[str, tuple[str, ...]] = {
+    "attention": ("heads", "head_dim", "lengths", "window", "repeats"),
+    "cache": ("heads", "head_dim", "lengths", "window"),
+    "generate": ("repeats",),
+    "train": ("repeats", "long"),
+    "time_to_loss": ("seeds", "text"),
+    "loss": ("repeats",),
+    "data": ("repeats",),
+    "startup": ("repeats",),
+    "gpu": (),
+}
 SIZES = ("heads", "head_dim", "window", "repeats", "lengths")
 
 
 def run(cfg: dict[str, Any], words: list[str]) -> None:
-    """`words`: one topic. Raises UserError for another, or for sizes that are no sizes."""
+    """`words`: one topic. Raises UserError for another, for a setting it does not read, or sizes that are no sizes."""
     if len(words) != 1 or words[0] not in TOPICS:
         came = f"; {' '.join(words)!r} came" if words else ""
         raise UserError(f"benchmark measures one topic, of: {', '.join(TOPICS)}{came}")
     settings = section(BenchmarkSettings, cfg)
+    _only_read(words[0], settings)
     for name in SIZES:
         values = getattr(settings, name)
         for value in values if isinstance(values, list) else [values]:
@@ -38,3 +50,11 @@ def run(cfg: dict[str, Any], words: list[str]) -> None:
     file = made_folder(Path(settings.runs).expanduser() / "benchmark") / f"{words[0]}.json"
     # Torch comes with it, and only now.
     import_module(f"softattn_lm.commands.benchmark_{words[0]}").benchmark(settings, file)
+
+
+def _only_read(topic: str, settings: BenchmarkSettings) -> None:
+    """Raises UserError for a setting that is not as it is shipped, and that the topic does not read."""
+    for name, shipped in vars(BenchmarkSettings()).items():
+        value, readers = getattr(settings, name), [other for other, read in TOPICS.items() if name in read]
+        if value != shipped and name != "runs" and topic not in readers:
+            raise UserError(f"benchmark {topic} does not read {name}={value}; {', '.join(readers)} would")

@@ -68,7 +68,7 @@ TARGETS = [
 
 
 def benchmark(settings: BenchmarkSettings, file: Path) -> None:
-    """Prints two tables and writes every figure to `file`."""
+    """Prints a table, another if lengths are those of a target, and writes every figure to `file`."""
     report = Report(vars(settings), file)
     report.open()
     found = report.found
@@ -82,7 +82,8 @@ def benchmark(settings: BenchmarkSettings, file: Path) -> None:
             for name, seconds in _times(length, settings).items():
                 found["time"][name][str(length)] = seconds
     found["targets"] = [figures for target in TARGETS if (figures := _reached(target, found)) is not None]
-    report.close([], _figures(found, settings.lengths), _verdicts(found["targets"]))
+    verdicts = [_verdicts(found["targets"])] if found["targets"] else []
+    report.close([], _figures(found, settings.lengths), *verdicts)
 
 
 def _step(name: str, length: int, settings: BenchmarkSettings) -> Callable[[], None]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from softattn_lm.attention.cache import KVCache
@@ -24,11 +23,11 @@ from softattn_lm.attention.pattern import Pattern
 from softattn_lm.attention.projections import Separate, SharedKV
 from softattn_lm.attention.scale import InverseSqrt
 from softattn_lm.attention.visibility import Causal
+from softattn_lm.commands.comparison import Report
 from softattn_lm.config.settings import BenchmarkSettings
 from softattn_lm.errors import UserError
 from softattn_lm.model.decoder import DecoderLM
 from softattn_lm.position.rotary import Rotary
-from softattn_lm.runs.files import write_json
 
 PROMPT, ONE_BY_ONE = 256, 8  # tokens per call while reading, and behind that how many as sampling does
 LONGEST = 8192  # tokens; a longer text tells nothing new and takes minutes
@@ -55,12 +54,14 @@ def benchmark(settings: BenchmarkSettings, file: Path) -> None:
     """Prints a table and writes every figure to `file`."""
     if not _lengths(settings):
         raise UserError(f"lengths={settings.lengths} are all beyond the {LONGEST} tokens that are read here")
+    report = Report(vars(settings), file)
+    report.open()
     found, every = {}, cases(settings)
     for number, (name, case) in enumerate(every.items(), start=1):
         print(f"case {number} of {len(every)}: {name}", file=sys.stderr, flush=True)
         found[name] = measure(settings, case)
-    write_json(file, {"settings": vars(settings), "bytes_per_layer": found})
-    Console().print(_table(found, settings), f"All figures: {file}")
+    report.found["bytes_per_layer"] = found
+    report.close([], _table(found, settings))
 
 
 def _lengths(settings: BenchmarkSettings) -> list[int]:

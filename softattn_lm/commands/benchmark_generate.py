@@ -48,7 +48,10 @@ def benchmark(settings: BenchmarkSettings, file: Path) -> None:
     try:
         import transformers
     except ImportError as error:
-        raise UserError("benchmark generate compares with transformers; pip install 'softattn_lm[bench]'") from error
+        raise UserError(
+            "benchmark generate compares with transformers; in the checkout, type: "
+            "pip install -c .ci/constraints.txt -e '.[bench]'"
+        ) from error
     transformers.logging.set_verbosity_error()
     report = Report(vars(settings), file)
     report.open()
@@ -77,11 +80,12 @@ def _compare(case: Case, settings: BenchmarkSettings) -> Row:
         "transformers, static": partial(peer, **_static()),
         "bare loop": bare,
     }
-    tokens = NEW * batch
-    found = interleaved({name: partial(_rate, run, tokens) for name, run in runs.items()}, settings.repeats)
-    name = f"{layers} x {width}, batch {batch}{', bfloat16' if half else ''}"
-    limit = bandwidth_limit(model, batch)
-    return Row(name, "tokens/s", found.pop("ours"), found, "transformers", target, limit)
+    tokens, read = NEW * batch, bytes_read(model, batch)
+    rates = {name: partial(_rate, run, tokens) for name, run in runs.items()}
+    found = interleaved({**rates, "limit": lambda: batch * read_bandwidth(read) / read}, settings.repeats)
+    name = f"{layers} x {width}, batch {batch}{', bfloat16; others float32' if half else ''}"
+    ours_found, limit = found.pop("ours"), found.pop("limit")
+    return Row(name, "tokens/s", ours_found, found, "transformers", target, limit)
 
 
 def _rate(run: Callable[[], object], tokens: int) -> float:
@@ -93,11 +97,10 @@ def _write(model: DecoderLM, new: int, batch: int) -> None:
         pass
 
 
-def bandwidth_limit(model: DecoderLM, batch: int) -> float:
-    """Tokens per second if a step did nothing but read every weight once, and each sample's cache half full."""
+def bytes_read(model: DecoderLM, batch: int) -> int:
+    """In a step: every weight once, and each sample's cache half full. The limit is a step that does nothing else."""
     weights = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if "position" not in name)
-    cached = batch * (PROMPT + NEW // 2) * model.cache_bytes_per_token()
-    return batch * read_bandwidth(weights + cached) / (weights + cached)
+    return weights + batch * (PROMPT + NEW // 2) * model.cache_bytes_per_token()
 
 
 def _transformers(layers: int, width: int, batch: int) -> Callable[..., object]:

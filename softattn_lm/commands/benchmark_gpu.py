@@ -95,7 +95,7 @@ def benchmark(settings: BenchmarkSettings, file: Path) -> None:
 def line(row: Row) -> str:
     """One comparison as text."""
     peers = ", ".join(f"{name} {statistics.median(values):,.4g}" for name, values in row.peers.items())
-    aimed = "" if row.target is None else f", aimed at {row.target:g}: {'yes' if row.reached else 'NO'}"
+    aimed = "" if row.target is None else f", target {row.bound} {row.target:g}: {'yes' if row.reached else 'NO'}"
     least, most = row.spread
     ours = statistics.median(row.ours)
     return f"{row.what}: {ours:,.4g} {row.unit}; {peers}; ratio {row.ratio:.3f} ({least:.3f} to {most:.3f}){aimed}"
@@ -267,7 +267,7 @@ def agrees(what: str, found: list[Tensor], exact: list[Tensor], device: torch.de
     apart = torch.stack([(a - b).abs().max() / b.square().mean().sqrt() for a, b in zip(found, exact, strict=True)])
     allowed = {ALLOWED: [TOLERANCE if device.type == "cuda" else 1e-4]}
     return Row(
-        what, "of a typical entry", [apart.max().clamp(min=1e-9).item()], allowed, ALLOWED, 1.0, more_is_better=False
+        what, "of a typical entry", [apart.max().item()], allowed, ALLOWED, 1.0, more_is_better=False
     )
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # `benchmark gpu` runs where rich is not installed
     from rich.console import Console
     from rich.table import Table
 
+WIDTH = 180  # columns of a file or a pipe, which has no width of its own
 PACKAGES = ("torch", "lightning", "transformers", "x-transformers", "litgpt", "numpy")
 
 
@@ -34,8 +35,9 @@ PACKAGES = ("torch", "lightning", "transformers", "x-transformers", "litgpt", "n
 class Row:
     """One comparison. ours, peers: a figure of each repeat, in the same order.
 
-    ratio: ours to that of the peer called `against`; where less is better, the peer's to ours: above 1 is ours ahead.
-    limit: what the machine could do at most, in the same unit. target: what the ratio was aimed at.
+    ratio: ours over that of the peer called `against`. target: what it should be at least or, where less is better, at
+    most. missed: what was compared is not the same work, so the target is not reached, whatever the ratio.
+    limit: what the machine could do at most, in the same unit, of each repeat, or one for all.
     """
 
     what: str
@@ -44,14 +46,14 @@ class Row:
     peers: dict[str, list[float]]
     against: str
     target: float | None = None
-    limit: float | None = None
+    limit: float | list[float] | None = None
     more_is_better: bool = True
+    missed: bool = False
 
     @property
     def ratios(self) -> list[float]:
         """Of each repeat."""
-        pairs = zip(self.ours, self.peers[self.against], strict=True)
-        return [a / b if self.more_is_better else b / a for a, b in pairs]
+        return [a / b for a, b in zip(self.ours, self.peers[self.against], strict=True)]
 
     @property
     def ratio(self) -> float:
@@ -64,20 +66,28 @@ class Row:
 
     @property
     def of_limit(self) -> float | None:
-        """Which share of the limit ours reaches."""
+        """Ours over the limit, within a repeat: the share of it that is reached, where more is better."""
         if self.limit is None:
             return None
-        ours = statistics.median(self.ours)
-        return ours / self.limit if self.more_is_better else self.limit / ours
+        limits = self.limit if isinstance(self.limit, list) else [self.limit] * len(self.ours)
+        return statistics.median(a / b for a, b in zip(self.ours, limits, strict=True))
+
+    @property
+    def bound(self) -> str:
+        return "at least" if self.more_is_better else "at most"
 
     @property
     def reached(self) -> bool | None:
-        return None if self.target is None else self.ratio >= self.target
+        if self.target is None:
+            return None
+        return not self.missed and (self.ratio >= self.target if self.more_is_better else self.ratio <= self.target)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, for the file."""
         return {
             **asdict(self),
+            "ratio_is": f"ours / {self.against}",
+            "target_is": self.bound,
             "ratio": self.ratio,
             "spread": list(self.spread),
             "of_limit": self.of_limit,
@@ -135,7 +145,10 @@ def _version(package: str) -> str | None:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console()
+    console = Console()
+    if console.is_terminal or "COLUMNS" in os.environ:
+        return console
+    return Console(width=WIDTH)
 
 
 @dataclass
@@ -175,14 +188,17 @@ def table_of(rows: Iterable[Row]) -> Table:
     """The targets stand with what was reached; a ratio's least and most are those of the repeats."""
     from rich.table import Table
 
-    columns = ("", "ours", "others", "limit", "ratio, least to most", "target")
+    columns = ("", "ours", "others", "limit", "ours over others, least to most", "target")
     table = Table(*columns, title="medians over interleaved repeats")
     for row in rows:
         others = "\n".join(f"{_figure(statistics.median(found))} {name}" for name, found in row.peers.items())
-        limit = "-" if row.limit is None or row.of_limit is None else f"{_figure(row.limit)}\n({row.of_limit:.0%})"
+        limit = "-"
+        if row.limit is not None and row.of_limit is not None:
+            most_of = statistics.median(row.limit) if isinstance(row.limit, list) else row.limit
+            limit = f"{_figure(most_of)}\n({row.of_limit:.0%})"
         least, most = row.spread
-        ratio = f"{row.ratio:.2f} of {row.against}\n{least:.2f} to {most:.2f}"
-        target = "-" if row.target is None else f"{row.target:g}: {'yes' if row.reached else 'NO'}"
+        ratio = f"{_ratio(row.ratio)} of {row.against}\n{_ratio(least)} to {_ratio(most)}"
+        target = "-" if row.target is None else f"{row.bound} {row.target:.3g}: {'yes' if row.reached else 'NO'}"
         ours = f"{_figure(statistics.median(row.ours))}"
         table.add_row(f"{row.what}\n{row.unit}", ours, others, limit, ratio, target)
     return table
@@ -190,3 +206,7 @@ def table_of(rows: Iterable[Row]) -> Table:
 
 def _figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _ratio(value: float) -> str:
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"

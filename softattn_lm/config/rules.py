@@ -66,6 +66,7 @@ _RULES: dict[str, Rule] = {
     **dict.fromkeys(("smallest", "budget"), _POSITIVE),
     **dict.fromkeys(("schedule.final_fraction", "schedule.decay"), _FRACTION),
     **dict.fromkeys(("top_p", "min_p", "position.fraction"), _SHARE),
+    "training.loss_chunk": ("at least 0, or null to have it chosen", lambda value: value >= 0),
     # What wandb takes.
     "logger.project": (
         "a name of 1 to 128 characters without / \\ # ? % and :",

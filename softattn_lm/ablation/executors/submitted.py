@@ -73,7 +73,7 @@ class Submitit:
             import submitit
         except ModuleNotFoundError:
             raise UserError(
-                "executor=slurm needs submitit; install it with: pip install 'softattn_lm[slurm]'"
+                "executor=slurm needs submitit; in the checkout, type: pip install -c .ci/constraints.txt -e '.[slurm]'"
             ) from None
         self.folder, self.runs, self.execution = folder / "submitted", runs, list(execution)
         self.cluster, self.waits = cluster, waits or cluster == "local"
