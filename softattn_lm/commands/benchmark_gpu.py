@@ -266,9 +266,7 @@ def agrees(what: str, found: list[Tensor], exact: list[Tensor], device: torch.de
     """Not a number is never allowed: the largest of tensors is one if any is."""
     apart = torch.stack([(a - b).abs().max() / b.square().mean().sqrt() for a, b in zip(found, exact, strict=True)])
     allowed = {ALLOWED: [TOLERANCE if device.type == "cuda" else 1e-4]}
-    return Row(
-        what, "of a typical entry", [apart.max().item()], allowed, ALLOWED, 1.0, more_is_better=False
-    )
+    return Row(what, "of a typical entry", [apart.max().item()], allowed, ALLOWED, 1.0, more_is_better=False)
 
 
 if __name__ == "__main__":
