@@ -108,7 +108,6 @@ class LitGPT(LightningModule):
         self._window: list[Tensor] = []
         self._inputs: list[tuple[int, list[Tensor]]] = []  # micro-batches of the window, to look again at a bad one
         self._grad_norm: Tensor | None = None
-        self._trained: list[Tensor] = []
         self._likelihoods: list[Likelihood] = []
         self.loss = make_loss(model.vocab_size, loss_chunk)
         model.recomputes = checkpoint_activations == "block"
@@ -158,7 +157,7 @@ class LitGPT(LightningModule):
         A step whose gradient is not finite changes nothing, neither weights nor momentum. All ranks have the same norm,
         and so decide alike. Reading it waits for the device once a step: later would be too late for the weights.
         """
-        parameters = [p for p in self._trained if p.grad is not None]
+        parameters = [p for p in self.parameters() if p.grad is not None]
         norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
         self._grad_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         if not bool(torch.isfinite(self._grad_norm)):
@@ -189,9 +188,6 @@ class LitGPT(LightningModule):
             f"the training {what} is no longer finite at step {self.trainer.global_step + 1}{place}; try a smaller lr "
             f"(it was {lr:.3g}) or training.clip=1.0; {hint}"
         )
-
-    def on_train_start(self) -> None:
-        self._trained = list(self.parameters())  # walking through the modules at every step takes a tenth of a ms
 
     def configure_optimizers(self) -> Optimizer:
         optimizer = self.make_optimizer(self.model.parameter_roles())
