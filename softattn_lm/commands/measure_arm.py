@@ -120,7 +120,9 @@ def _read(prepared: Any, steps: int, val_every: int) -> int:
 
 
 def seen_ahead(model: Any, tokens: Any) -> dict[int, float]:
-    """(B, T) int64 -> position -> by how much logits up to there differ if every later token is another."""
+    """(B, T) int64 -> position -> by how much logits up to there differ if every later token is another.
+    Logits that are no numbers tell nothing here: such an arm diverges, and training says so.
+    """
     import torch
 
     was_training, length = model.training, tokens.shape[1]
