@@ -28,9 +28,23 @@ DECODING = [
     Fault(
         "graphed: what the cache holds is written behind, and read from the front",
         f"{MODEL}/graphed.py",
-        "rows[:, :, : cache.length] = past",
-        "rows[:, :, -cache.length :] = past",
+        "places = self.places[: cache.length]",
+        "places = self.places[-cache.length :]",
         "tests/test_fast_paths.py::test_logits_of_a_step_of_fixed_shapes_are_those_of_a_plan",
+    ),
+    Fault(
+        "compiled: what an earlier text left behind the token is read",
+        f"{MODEL}/step_parts.py",
+        "scores.masked_fill(~seen, -torch.inf)",
+        "scores.masked_fill(~seen, 0.0)",
+        "tests/test_compiled_decode.py::test_parts_made_for_a_compiler_are_those_of_the_library",
+    ),
+    Fault(
+        "compiled: the likeliest of a chunk is taken for that of all",
+        f"{MODEL}/step_parts.py",
+        "return chunk * size + place.gather(-1, chunk)",
+        "return place.gather(-1, chunk)",
+        "tests/test_compiled_decode.py::test_the_likeliest_is_the_first_of_equals",
     ),
     Fault(
         "flat: keys of the prompt keep the order of the model",

@@ -16,6 +16,8 @@ from softattn_lm.commands import (
     benchmark_loss,
     benchmark_train,
     limits,
+    peers,
+    peers_writing,
 )
 from softattn_lm.commands.comparison import Report, Row, interleaved, table_of
 from softattn_lm.config.help import command_help
@@ -153,8 +155,8 @@ def test_what_is_missing_is_installed_from_the_checkout(monkeypatch, tmp_path, o
 
 def test_the_limit_of_decoding_is_measured_in_every_round_and_halves_are_labelled(monkeypatch):
     monkeypatch.setattr(benchmark_generate, "_rate", lambda run, tokens: 10.0)
-    monkeypatch.setattr(benchmark_generate, "_transformers", lambda *shape: lambda **more: None)
-    monkeypatch.setattr(benchmark_generate, "_static", dict)
+    monkeypatch.setattr(peers, "transformers_gpt2", lambda shape: None)
+    monkeypatch.setattr(peers_writing, "transformers_writers", lambda *given: {"transformers": lambda: None})
     measured: list[int] = []
     monkeypatch.setattr(benchmark_generate, "read_bandwidth", lambda n: measured.append(n) or n * 10.0 * len(measured))
     case = benchmark_generate.Case(1, 128, 2, 1.0, half=True)
@@ -196,12 +198,20 @@ def test_generate_compares_all_sides_and_writes_the_file(monkeypatch, tmp_path, 
     monkeypatch.setattr(benchmark_generate, "NEW", 6)
     monkeypatch.setattr(benchmark_generate, "SHORT", 10)
     monkeypatch.setattr(benchmark_generate, "LONG", 80)
-    monkeypatch.setattr(benchmark_generate, "CASES", [benchmark_generate.Case(1, 128, 2, 0.001)])
-    monkeypatch.setattr(benchmark_generate.shutil, "which", lambda name: None)  # compiling takes seconds
+    cases = [benchmark_generate.Case(1, 128, batch, 0.001) for batch in (2, 1)]
+    cases += [cases[1]._replace(target=None, llama=True), cases[1]._replace(half=True)]
+    monkeypatch.setattr(benchmark_generate, "CASES", cases)
+    monkeypatch.setattr(peers_writing.shutil, "which", lambda name: None)  # compiling takes seconds
+    monkeypatch.setitem(sys.modules, "litgpt", None)
+    pytest.importorskip("x_transformers")
     benchmark_generate.benchmark(BenchmarkSettings(repeats=2), tmp_path / "generate.json")
     held = json.loads((tmp_path / "generate.json").read_text())
-    long, short = held["rows"]
-    assert list(short["peers"]) == ["transformers", "transformers, static", "bare loop"]
-    assert all(len(rates) == 2 and min(rates) > 0 for rates in [short["ours"], *short["peers"].values()])
-    assert short["reached"] and long["against"] == "10 tokens"
+    long, *rows = held["rows"]
+    ways = ["transformers", "transformers, static"]
+    several, one, llama, half = (list(row["peers"]) for row in rows)
+    assert several == half == [*ways, "bare loop"] and one == [*ways, "x-transformers", "bare loop"] and llama == ways
+    assert all(len(rates) == 2 and min(rates) > 0 for row in rows for rates in [row["ours"], *row["peers"].values()])
+    assert rows[0]["reached"] and long["against"] == "10 tokens"
+    assert rows[2]["what"] == "Llama-style 1 x 128, batch 1" and rows[2]["target"] is None
+    assert list(held["left_out"]) == ["litgpt"]
     assert "0.001: yes" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from softattn_lm.commands import (
     benchmark_gpu,
     benchmark_startup,
     benchmark_time_to_loss,
+    benchmark_train_loops,
+    peers,
 )
 from softattn_lm.commands import benchmark_train as timed
 from softattn_lm.commands.bare_training import Shape
@@ -41,15 +44,6 @@ def head_of_32(shape: Shape) -> int:
 @pytest.fixture(autouse=True)
 def one_head(monkeypatch):
     monkeypatch.setattr(Shape, "heads", property(head_of_32))
-
-
-def test_both_sides_train_a_model_of_the_same_size():
-    pytest.importorskip("transformers")
-    sizes = [
-        sum(p.numel() for p in side(TINY).parameters())
-        for side in (bare_training.gpt2_style, bare_training.transformers_gpt2)
-    ]
-    assert sizes[0] == sizes[1]
 
 
 @pytest.mark.parametrize("bfloat16", [False, True])
@@ -77,6 +71,9 @@ def test_a_case_is_run_from_end_to_end(tmp_path):
     (tmp_path / "text.txt").write_text(timed.symbols(4000), encoding="ascii")
     rows = timed.compare(timed.Case(TINY, 4, 0.001, 1e-6, 1000.0), tmp_path, 2, half=True)
     assert [row.what for row in rows if "of the rate" in row.what] and len(rows) == 6
+    there = [name for name in ("litgpt", "x-transformers") if name not in peers.left_out()]
+    assert list(rows[0].peers) == ["transformers", *there, "bare loop"]
+    assert all(len(rates) == 2 and min(rates) > 0 for rates in rows[0].peers.values())
     assert all(len(row.ours) == 2 and min(row.ours) > 0 for row in rows)
     assert [row.reached for row in rows[:3]] == [True, True, True]
     products = rows[1].peers["products"]  # measured beside the others, in every round
@@ -88,11 +85,19 @@ def test_compiled_loops_are_compared_and_break_even_is_said(tmp_path, monkeypatc
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # put back what the comparison sets
     compiled = []
     monkeypatch.setattr(torch.nn.Module, "compile", lambda model: compiled.append(model))
-    row, said = timed.compare_compiled(timed.Case(TINY, 2, 1.0, None, 1.0), tmp_path, 2)
+    row, said = benchmark_train_loops.compare_compiled(TINY, 2, tmp_path, 2)
     assert set(row.peers) == {"bare loop", "transformers, compiled"} and row.target is None
     assert len(row.ours) == 2 and min(row.ours) > 0
     assert len(compiled) == 2 and os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
     assert said.startswith("compiling took ")
+
+
+def test_llama_style_loops_of_both_sides_are_compared():
+    pytest.importorskip("transformers")
+    row = benchmark_train_loops.compare_llama(TINY, 2, 2)
+    assert row.what.endswith("bare loop, Llama-style") and row.target is None
+    assert list(row.peers) == ["transformers"] and row.peers["transformers"] != row.ours
+    assert all(len(rates) == 2 and min(rates) > 0 for rates in (row.ours, row.peers["transformers"]))
 
 
 def test_a_loss_that_was_not_reached_misses_the_target_whatever_the_time():
@@ -188,7 +193,9 @@ def test_the_benchmark_of_a_gpu_needs_torch_and_lightning_only(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "blockwise, beside formula: " in done.stdout and "graphed decoding, beside the model: " in done.stdout
     assert "allowed 0.0001" in done.stdout and "training 2 x 64" in done.stdout
-    assert "decode, batch 1: " in done.stdout and "a pass, chunks, layers twice: " in done.stdout
+    assert "decode, batch 1" in done.stdout and "a pass, chunks, layers twice: " in done.stdout
+    compiled = "compiled graphed decoding, beside the model: " if shutil.which("g++") else "g++ is not installed"
+    assert compiled in done.stdout and "training, vocabulary of " in done.stdout
     assert (tmp_path / "runs/benchmark/gpu.json").is_file()
     if not torch.cuda.is_available():
         assert "figures mean nothing" in done.stdout

@@ -184,3 +184,24 @@ def test_generate_with_a_graph_writes_what_it_writes_on_a_cpu():
     expected = list(write())
     made.to("cuda")
     assert expected == list(write(graph=True))
+
+
+def test_a_small_step_is_decoded_by_one_thread_and_leaves_their_number_as_it_was(monkeypatch):
+    model = tiny_model().eval()
+    cache = model.new_cache()
+    with torch.inference_mode():
+        model(torch.tensor([[1, 2]]), cache)
+        plan = Decode(model, cache, 1, 16)
+    seen, step = [], plan._step
+    monkeypatch.setattr(plan, "_step", lambda ids: (seen.append(torch.get_num_threads()), step(ids))[1])
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with torch.inference_mode():
+            plan(torch.tensor([1]))
+            assert torch.get_num_threads() == 2
+            monkeypatch.setattr(plan, "alone", False)
+            plan(torch.tensor([1]))
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 2]

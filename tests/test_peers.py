@@ -12,6 +12,7 @@ from softattn_lm.attention.visibility import Causal, Visibility
 from softattn_lm.position.alibi import ALiBi, alibi_slopes
 from softattn_lm.position.rotary import Rotary
 from tests.models import tiny_model
+from tests.peer_weights import from_llama, moved
 
 pytest.importorskip("transformers", reason="transformers, of the dev extra, is not installed")
 
@@ -49,24 +50,10 @@ def test_logits_equal_llama_and_with_a_window_mistral(window):
         theirs = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shapes)).eval()
     else:
         theirs = transformers.MistralForCausalLM(transformers.MistralConfig(**shapes, sliding_window=window)).eval()
-    with torch.no_grad():
-        for i, parameter in enumerate(theirs.parameters()):
-            parameter += 0.2 * normal(*parameter.shape, seed=i)
     ours = tiny_model(vocab_size=50, n_kv_head=2, mlp="swiglu", mlp_width=72, mask=Causal(window)).eval()
+    from_llama(ours, moved(theirs))
+    idx = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        ours.embed.weight.copy_(theirs.model.embed_tokens.weight)
-        ours.head.weight.copy_(theirs.lm_head.weight)
-        ours.final_norm.weight.copy_(theirs.model.norm.weight)
-        for block, layer in zip(ours.blocks, theirs.model.layers, strict=True):
-            attention = layer.self_attn
-            three = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
-            block.attention.projections.qkv.weight.copy_(torch.cat(three))
-            block.attention.out.weight.copy_(attention.o_proj.weight)
-            block.attention_norm.weight.copy_(layer.input_layernorm.weight)
-            block.mlp_norm.weight.copy_(layer.post_attention_layernorm.weight)
-            for name in ("up", "gate", "down"):
-                getattr(block.mlp, name).weight.copy_(getattr(layer.mlp, f"{name}_proj").weight)
-        idx = torch.randint(50, (3, 16), generator=torch.Generator().manual_seed(0))
         torch.testing.assert_close(ours(idx), theirs(idx).logits, atol=1e-4, rtol=1e-4)
 
 

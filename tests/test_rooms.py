@@ -54,7 +54,10 @@ SHARED_TYPES = {
 }
 WANDB_LOGGER = Path("training/tracking.py")
 # Slow or optional packages: imported inside the function that needs them, in every room.
-INSIDE_FUNCTIONS_ONLY = {"wandb", "datasets", "matplotlib", "transformers", "lm_eval", "pandas", "hydra", "omegaconf"}
+INSIDE_FUNCTIONS_ONLY = {
+    *("wandb", "datasets", "matplotlib", "transformers", "lm_eval", "pandas", "hydra", "omegaconf"),
+    *("litgpt", "x_transformers"),
+}
 
 
 def room_of(file: Path) -> str:

@@ -47,6 +47,7 @@ def test_what_is_wrong_or_fails_on_a_device_ends_its_benchmark_with_an_error_and
     monkeypatch.setattr(benchmark_gpu, "checks", lambda device: rows)
     monkeypatch.setattr(benchmark_gpu, "training", lambda device: [])
     monkeypatch.setattr(benchmark_gpu, "saving", lambda device: [])
+    monkeypatch.setattr(benchmark_gpu, "vocabulary", lambda device: [])
 
     def decoding(device):
         raise torch.OutOfMemoryError("no room")

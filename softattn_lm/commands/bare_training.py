@@ -1,5 +1,5 @@
-"""Training as plainly as torch can say it, of our model or of transformers' GPT-2 in the same shape: batches made
-before, fused AdamW, gradients clipped, nothing logged or saved. Imports torch only.
+"""Training as plainly as torch can say it, of our model or of another in its shape (see peers.py): batches made before,
+fused AdamW, gradients clipped, nothing logged or saved. Imports torch only.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +19,7 @@ from softattn_lm.attention.visibility import Causal
 from softattn_lm.model.decoder import DecoderLM
 from softattn_lm.position.base import Position
 from softattn_lm.position.learned import Learned
+from softattn_lm.position.rotary import Rotary
 from softattn_lm.training.optim import AdamW
 
 RATE, BETAS, DECAY, CLIP = 1e-3, (0.9, 0.99), 0.1, 1.0  # nanoGPT's
@@ -28,7 +28,7 @@ BATCHES = 16  # that are made before and used in turn
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a GPT-2; heads of 32 at width 128 and of 64 above, as nanoGPT's two small models and GPT-2 itself."""
+    """Of a model; heads of 32 at width 128 and of 64 above, as nanoGPT's two small models and GPT-2 itself."""
 
     layers: int
     width: int
@@ -70,24 +70,25 @@ def gpt2_style(shape: Shape, position: type[Position] = Learned, window: int | N
     )
 
 
-def transformers_gpt2(shape: Shape) -> nn.Module:
-    """Its defaults (SDPA), without dropout, as ours, and without the cache that training has no use for."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
+def llama_style(shape: Shape) -> DecoderLM:
+    """Ours in this shape: RMSNorm, rotary positions, SwiGLU, no biases, tied head."""
+    return DecoderLM(
         vocab_size=shape.vocabulary,
-        n_positions=shape.context,
-        n_embd=shape.width,
+        context=shape.context,
         n_layer=shape.layers,
         n_head=shape.heads,
-        bos_token_id=None,
-        eos_token_id=None,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        use_cache=False,
+        d_model=shape.width,
+        attention=SDPA,
+        scale=InverseSqrt,
+        position=Rotary,
+        mask=Causal(),
+        projections=Separate,
+        norm="rms",
+        mlp="swiglu",
+        bias=False,
+        tie_head=True,
+        init="gpt2",
     )
-    return GPT2LMHeadModel(config).train()
 
 
 class BareLoop:
@@ -121,25 +122,10 @@ class BareLoop:
         return loss.detach()
 
 
-def ours(shape: Shape, bfloat16: bool = False) -> BareLoop:
-    model = gpt2_style(shape)
+def ours(shape: Shape, bfloat16: bool = False, build: Callable[[Shape], DecoderLM] = gpt2_style) -> BareLoop:
+    model = build(shape)
     optimizer = AdamW(model.parameter_roles(), lr=RATE, beta1=BETAS[0], beta2=BETAS[1], weight_decay=DECAY)
     return BareLoop(model, model, optimizer, shape, bfloat16=bfloat16)
-
-
-def of_transformers(shape: Shape, bfloat16: bool = False) -> BareLoop:
-    model = transformers_gpt2(shape)
-    return BareLoop(model, logits_of(model), fused_adamw(model), shape, bfloat16=bfloat16)
-
-
-def logits_of(model: Any) -> Callable[[Tensor], Tensor]:
-    """A model of transformers as a function of tokens."""
-
-    def logits(tokens: Tensor) -> Tensor:
-        found: Tensor = model(input_ids=tokens).logits
-        return found
-
-    return logits
 
 
 def fused_adamw(model: nn.Module) -> torch.optim.AdamW:

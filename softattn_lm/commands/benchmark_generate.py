@@ -1,4 +1,5 @@
-"""`benchmark generate`: greedy tokens per second of GPT-2-style models beside transformers, a bare loop and the limit.
+"""`benchmark generate`: greedy tokens per second of GPT-2-style models beside other libraries (see peers.py), a bare
+loop and the limit, and of a Llama-style model beside transformers' Llama.
 
 All have the same shape, prompt and number of new tokens, and a cache; the time is that of the whole call, reading the
 prompt included. A batch continues one prompt: ours reads it once, the others once a sample, as they are built.
@@ -6,7 +7,6 @@ prompt included. A batch continues one prompt: ours reads it once, the others on
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from softattn_lm.commands import bare_training
+from softattn_lm.commands import bare_training, peers, peers_writing
 from softattn_lm.commands.bare_training import Shape
 from softattn_lm.commands.comparison import Report, Row, interleaved, peak_memory, seconds_of
 from softattn_lm.commands.limits import read_bandwidth
 from softattn_lm.config.settings import BenchmarkSettings
-from softattn_lm.errors import UserError
 from softattn_lm.model.decoder import DecoderLM
 from softattn_lm.model.generate import generate, in_bfloat16
 from softattn_lm.position.base import Position
@@ -36,25 +35,23 @@ class Case(NamedTuple):
     layers: int
     width: int
     batch: int
-    target: float
+    target: float | None
     half: bool = False
+    llama: bool = False
 
 
-CASES = [Case(4, 128, 1, 5.0), Case(6, 384, 1, 1.4), Case(6, 384, 1, 2.0, half=True), Case(4, 128, 16, 3.0)]
+CASES = [
+    Case(4, 128, 1, 5.0),
+    Case(4, 128, 1, None, llama=True),
+    Case(6, 384, 1, 1.4),
+    Case(6, 384, 1, 2.0, half=True),
+    Case(4, 128, 16, 3.0),
+]
 
 
 def benchmark(settings: BenchmarkSettings, file: Path) -> None:
     """Prints a table and writes every figure to `file`. Raises UserError without transformers."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise UserError(
-            "benchmark generate compares with transformers; in the checkout, type: "
-            "pip install -c .ci/constraints.txt -e '.[bench]'"
-        ) from error
-    transformers.logging.set_verbosity_error()
-    report = Report(vars(settings), file)
-    report.open()
+    report = peers.opened("generate", Report(vars(settings), file))
     rows = [_beyond_the_context(settings, report.found)]
     rows += [_compare(case, settings) for case in CASES]
     report.close(rows)
@@ -69,21 +66,24 @@ def _shape(layers: int, width: int) -> Shape:
 
 
 def _compare(case: Case, settings: BenchmarkSettings) -> Row:
-    layers, width, batch, target, half = case
-    model = gpt2_style(layers, width)
-    bare = partial(bare_loop, gpt2_style(layers, width), batch)
-    peer = _transformers(layers, width, batch)
-    ours = partial(_write, in_bfloat16(model) if half else model, NEW, batch)
-    runs: dict[str, Callable[[], object]] = {
-        "ours": ours,
-        "transformers": peer,
-        "transformers, static": partial(peer, **_static()),
-        "bare loop": bare,
+    layers, width, batch, target, half, llama = case
+    shape, prompt = _shape(layers, width), torch.ones(batch, PROMPT, dtype=torch.long)
+    model = bare_training.llama_style(shape).eval() if llama else gpt2_style(layers, width)
+    peer = peers.transformers_llama(shape) if llama else peers.transformers_gpt2(shape)
+    writers: dict[str, Callable[[], object]] = {
+        "ours": partial(_write, in_bfloat16(model) if half else model, NEW, batch),
+        **peers_writing.transformers_writers(peer, prompt, NEW),
     }
+    if batch == 1 and not (half or llama):
+        writers |= peers_writing.other_writers(shape, prompt, NEW)
+    if not llama:
+        writers["bare loop"] = partial(bare_loop, gpt2_style(layers, width), batch)
     tokens, read = NEW * batch, bytes_read(model, batch)
-    rates = {name: partial(_rate, run, tokens) for name, run in runs.items()}
+    rates = {name: partial(_rate, write, tokens) for name, write in writers.items()}
     found = interleaved({**rates, "limit": lambda: batch * read_bandwidth(read) / read}, settings.repeats)
-    name = f"{layers} x {width}, batch {batch}{', bfloat16; others float32' if half else ''}"
+    name = f"{layers} x {width}, batch {batch}"
+    name = f"Llama-style {name}" if llama else name
+    name += ", bfloat16; others float32" if half else ""
     ours_found, limit = found.pop("ours"), found.pop("limit")
     return Row(name, "tokens/s", ours_found, found, "transformers", target, limit)
 
@@ -101,41 +101,6 @@ def bytes_read(model: DecoderLM, batch: int) -> int:
     """In a step: every weight once, and each sample's cache half full. The limit is a step that does nothing else."""
     weights = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if "position" not in name)
     return weights + batch * (PROMPT + NEW // 2) * model.cache_bytes_per_token()
-
-
-def _transformers(layers: int, width: int, batch: int) -> Callable[..., object]:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        vocab_size=VOCABULARY,
-        n_positions=CONTEXT,
-        n_embd=width,
-        n_layer=layers,
-        n_head=_shape(layers, width).heads,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    model = GPT2LMHeadModel(config).eval()
-    prompt = torch.ones(batch, PROMPT, dtype=torch.long)
-    given: dict[str, Any] = {"attention_mask": torch.ones_like(prompt), "max_new_tokens": NEW, "do_sample": False}
-
-    def write(**more: Any) -> None:
-        ids = model.generate(prompt, **given, **more)
-        assert ids.shape == (batch, PROMPT + NEW)
-
-    return write
-
-
-def _static() -> dict[str, Any]:
-    """transformers' static cache, with its compiled step where there is a C++ compiler."""
-    from transformers import CompileConfig
-
-    if shutil.which("g++") is None:
-        return {"cache_implementation": "static"}
-    compiled = CompileConfig(fullgraph=False, mode="default", dynamic=False)
-    compiled._compile_all_devices = True  # type: ignore[assignment]  # elsewhere than on a GPU it has to be asked for twice
-    return {"cache_implementation": "static", "compile_config": compiled}
 
 
 @torch.inference_mode()

@@ -4,9 +4,11 @@
     MFU      model FLOPs utilisation: tokens/s · operations per token / peak; see training/describe.py, which counts the
              keys that causal attention reads, and training/throughput.py for the dense bfloat16 rate that the maker
              states; of a device not listed there, the measured rate of products
-    decode   tokens/s at batch 1 in bfloat16 by a CUDA graph, beside the time of reading all weights and the whole cache
+    decode   tokens/s at batch 1 in bfloat16 by a CUDA graph of a compiled step, beside the time of reading all weights
+             and the whole cache, and beside a graph of the plain step, see benchmark_gpu_decode.py
     memory   of the loss in chunks and of layers computed twice, see benchmark_gpu_memory.py
-    checks   flex and blockwise against formula, forwards and backwards; the graph against plain decoding
+    words    what a vocabulary of 50257 costs in training, beside 50304
+    checks   flex and blockwise against formula, forwards and backwards; both graphs against the model
 
 `python scripts/benchmark.py gpu` composes no settings and reads none. Without a CUDA device everything runs at a tiny
 size on the CPU, which shows that it runs and says nothing else.
@@ -33,10 +35,13 @@ from softattn_lm.attention.kernels.flex import Flex
 from softattn_lm.attention.kernels.formula import Formula
 from softattn_lm.attention.visibility import Visibility
 from softattn_lm.commands import bare_training
+from softattn_lm.commands.agreement import ALLOWED, agrees, step_agrees, tokens_of, wait
 from softattn_lm.commands.bare_training import Shape
+from softattn_lm.commands.benchmark_gpu_decode import decode
 from softattn_lm.commands.benchmark_gpu_memory import memory
 from softattn_lm.commands.comparison import Row, interleaved, machine, seconds_of
 from softattn_lm.commands.limits import gemm_rate
+from softattn_lm.commands.peers import logits_of, transformers_gpt2
 from softattn_lm.config.settings import BenchmarkSettings
 from softattn_lm.errors import UserError
 from softattn_lm.model.graphed import GraphedDecode
@@ -46,13 +51,11 @@ from softattn_lm.training.throughput import peak_flops, utilisation
 
 GPT2, TINY = Shape(12, 768, 1024, 32, 50304), Shape(2, 64, 32, 2, 97)
 STEPS, TINY_STEPS = 10, 2  # timed, in each round
-NEW, TINY_NEW = 512, 8  # tokens written, behind a prompt of PROMPT
-PROMPT = 16
-MFU, AHEAD, OF_BANDWIDTH = 0.5, 1.15, 0.5  # aimed at
+# experiment=gpt2_124m has the vocabulary of its tokenizer, which is odd, as that of TINY.
+UNEVEN, TINY_EVEN = 50257, 96
+MFU, AHEAD = 0.5, 1.15  # aimed at
 REPEATS = 5
-ALLOWED = "allowed"
 ENOUGH = 300.0  # seconds; what has not begun by then is left out
-TOLERANCE = 0.1  # of a typical entry, in bfloat16 on CUDA, where the largest of many is meant; 1e-4 in float32
 
 
 def main(file: Path | None = None) -> None:
@@ -67,7 +70,7 @@ def main(file: Path | None = None) -> None:
     print("  ".join(f"{key}: {value}" for key, value in found["machine"].items()), flush=True)
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
-    for part in (checks, training, decoding, saving):
+    for part in (checks, training, decoding, saving, vocabulary):
         if time.perf_counter() - began > ENOUGH:
             found["left_out"].append(part.__name__)
             print(f"{part.__name__} is left out, as {ENOUGH:.0f} s are over", flush=True)
@@ -108,11 +111,11 @@ def training(device: torch.device) -> list[Row]:
     model = bare_training.gpt2_style(shape).to(device)
     loops = {"ours": loop(model, model, shape, device)}
     try:
-        peer: Any = bare_training.transformers_gpt2(shape).to(device)
+        peer: Any = transformers_gpt2(shape).to(device)
     except ImportError:
         print("transformers is not installed: nothing to compare training with", flush=True)
     else:
-        loops["transformers"] = loop(peer, bare_training.logits_of(peer), shape, device)
+        loops["transformers"] = loop(peer, logits_of(peer), shape, device)
     for name, step in loops.items():
         print(f"{name}: first step {seconds_of(step):.0f} s, compiling included", flush=True)
         step()
@@ -168,11 +171,6 @@ def rate(step: Callable[[], Tensor], steps: int, shape: Shape, device: torch.dev
     return steps * shape.tokens / seconds_of(several)
 
 
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 def measured_peak(device: torch.device) -> float:
     """Operations per second of a product in bfloat16; the best of some."""
     if device.type == "cpu":
@@ -188,26 +186,8 @@ def measured_peak(device: torch.device) -> float:
 
 
 def decoding(device: torch.device) -> list[Row]:
-    """Tokens per second of a text beside what reading its weights and its whole cache allows."""
-    cuda = device.type == "cuda"
-    shape, new = (GPT2, NEW) if cuda else (TINY, TINY_NEW)
-    model = bare_training.gpt2_style(shape).eval().to(device, torch.bfloat16 if cuda else torch.float32)
-    writer = GraphedDecode(model)
-    prompt = torch.ones(1, PROMPT, dtype=torch.long, device=device)
-
-    def write() -> None:
-        writer.write(prompt, new)
-        wait(device)
-
-    steps = PROMPT + new - 1
-    rates = interleaved({"ours": lambda: steps / seconds_of(write)}, REPEATS)["ours"]
-    position = sum(p.numel() for p in model.positions.parameters())
-    weights = (sum(p.numel() for p in model.parameters()) - position) * model.embed.weight.element_size()
-    # A step of fixed shapes reads the whole of its buffers.
-    bytes_read = weights + writer.cache.numel() * writer.cache.element_size()
-    limit = bandwidth(device) / bytes_read
-    allowed = {"limit of bandwidth": [limit] * REPEATS}
-    return [Row("decode, batch 1", "tokens/s", rates, allowed, "limit of bandwidth", OF_BANDWIDTH, limit)]
+    """Tokens per second of a text at batch 1."""
+    return decode(GPT2 if device.type == "cuda" else TINY, device, REPEATS)
 
 
 def saving(device: torch.device) -> list[Row]:
@@ -216,16 +196,20 @@ def saving(device: torch.device) -> list[Row]:
     return memory(bare_training.gpt2_style(shape).to(device), shape, device, REPEATS)
 
 
-def bandwidth(device: torch.device) -> float:
-    """Bytes per second of reading a long tensor; the best of some rounds."""
-    values = torch.ones(2**30 if device.type == "cuda" else 2**22, device=device)
-
-    def read() -> None:
-        values.sum()
-        wait(device)
-
-    read()
-    return values.numel() * 4 / min(seconds_of(read) for _ in range(7))
+def vocabulary(device: torch.device) -> list[Row]:
+    """Training with a vocabulary that is no multiple of 8, beside one that is."""
+    cuda = device.type == "cuda"
+    even, uneven = (GPT2, replace(GPT2, vocabulary=UNEVEN)) if cuda else (replace(TINY, vocabulary=TINY_EVEN), TINY)
+    cases = {}
+    for shape in (uneven, even):
+        model = bare_training.gpt2_style(shape).to(device)
+        step = loop(model, model, shape, device)
+        print(f"vocabulary of {shape.vocabulary}: first step {seconds_of(step):.0f} s", flush=True)
+        cases[str(shape.vocabulary)] = partial(rate, step, STEPS if cuda else TINY_STEPS, shape, device)
+    ours, other = cases
+    found = interleaved(cases, REPEATS)
+    what = f"training, vocabulary of {ours}{', as experiment=gpt2_124m has it' if cuda else ''}"
+    return [Row(what, "tokens/s", found[ours], {other: found[other]}, other)]
 
 
 def checks(device: torch.device) -> list[Row]:
@@ -252,21 +236,8 @@ def checks(device: torch.device) -> list[Row]:
     model, tokens = bare_training.gpt2_style(TINY).eval().to(device), tokens_of(TINY, 2, device)
     with torch.inference_mode():
         writer = GraphedDecode(model, batch=2)
-        writer.position.zero_()
-        written = torch.stack([writer(ids).clone() for ids in tokens.unbind(1)], 1)
-        rows.append(agrees("graphed decoding, beside the model", [written], [model(tokens)], device))
+    rows.append(step_agrees("graphed decoding, beside the model", writer, tokens))
     return rows
-
-
-def tokens_of(shape: Shape, rows: int, device: torch.device) -> Tensor:
-    return torch.randint(shape.vocabulary, (rows, shape.context), device=device)
-
-
-def agrees(what: str, found: list[Tensor], exact: list[Tensor], device: torch.device) -> Row:
-    """Not a number is never allowed: the largest of tensors is one if any is."""
-    apart = torch.stack([(a - b).abs().max() / b.square().mean().sqrt() for a, b in zip(found, exact, strict=True)])
-    allowed = {ALLOWED: [TOLERANCE if device.type == "cuda" else 1e-4]}
-    return Row(what, "of a typical entry", [apart.max().item()], allowed, ALLOWED, 1.0, more_is_better=False)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
 """`benchmark train`: training tokens per second of GPT-2-style models, by `train` with its records and by a bare loop,
-beside transformers in a bare loop and the rate of matrix products.
+beside other libraries (see peers.py) in a bare loop and the rate of matrix products.
 
     limit   rate of a product of two 1024 x 1024 matrices, over the operations of a token (see training/describe.py)
 
 `train` runs as the command does, on a text of 65 symbols, and its time is what metrics.jsonl says of the steps behind
-the first few. Compiled are bare loops of both sides, whose first step tells what compiling costs.
+the first few. Bare loops of both sides are also compared Llama-style and compiled: see benchmark_train_loops.py.
 """
 
 from __future__ import annotations
 
-import os
-import statistics
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -21,8 +19,9 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from softattn_lm.commands import bare_training
-from softattn_lm.commands.bare_training import BareLoop, Shape
+from softattn_lm.commands import bare_training, peers
+from softattn_lm.commands.bare_training import Shape
+from softattn_lm.commands.benchmark_train_loops import compare_compiled, compare_llama, rate_of_loop
 from softattn_lm.commands.comparison import Report, Row, interleaved, seconds_of
 from softattn_lm.commands.limits import gemm_rate
 from softattn_lm.config.check import check
@@ -30,10 +29,8 @@ from softattn_lm.config.compose import compose
 from softattn_lm.config.settings import BenchmarkSettings
 from softattn_lm.config.tree import config_folder
 from softattn_lm.data.module import MicroBatches
-from softattn_lm.errors import UserError
 from softattn_lm.runs.metrics import read_metrics
 from softattn_lm.runs.new import new_run
-from softattn_lm.training.break_even import CACHE, break_even
 from softattn_lm.training.describe import describe
 from softattn_lm.training.muon import fast_bfloat16
 from softattn_lm.training.prepared import prepared_data
@@ -42,7 +39,6 @@ from softattn_lm.training.run import train
 WARM_UP = 3  # steps at the start of a run that are not timed
 APART, AGREE = 500, 0.01  # after so many steps bfloat16 may be so many nats from float32
 LOADS = 50  # batches that are fetched to time one
-LONG = 2000  # steps of the run that compiling is held against, those of experiment=nanogpt_cpu
 
 
 class Case(NamedTuple):
@@ -70,16 +66,7 @@ CASES = [
 
 def benchmark(settings: BenchmarkSettings, file: Path) -> None:
     """Prints a table and writes every figure to `file`. Raises UserError without transformers."""
-    try:
-        import transformers
-    except ImportError as error:
-        raise UserError(
-            "benchmark train compares with transformers; in the checkout, type: "
-            "pip install -c .ci/constraints.txt -e '.[bench]'"
-        ) from error
-    transformers.logging.set_verbosity_error()
-    report = Report(vars(settings), file)
-    report.open()
+    report = peers.opened("train", Report(vars(settings), file))
     half = fast_bfloat16(torch.device("cpu"))
     if not half:
         report.console.print("This processor has no fast products in bfloat16: its rows are left out.")
@@ -89,8 +76,9 @@ def benchmark(settings: BenchmarkSettings, file: Path) -> None:
         text.write_text(symbols(2**20), encoding="ascii")
         for case in CASES:
             rows += compare(case, Path(scratch), settings.repeats, half)
+            rows.append(compare_llama(case.shape, case.steps, settings.repeats))
             if case.compiled:
-                row, said = compare_compiled(case, Path(scratch), settings.repeats)
+                row, said = compare_compiled(case.shape, case.steps, Path(scratch), settings.repeats)
                 rows.append(row)
                 report.found["compiled"] = said
                 report.console.print(said, highlight=False)
@@ -113,20 +101,23 @@ def compare(case: Case, scratch: Path, repeats: int, half: bool) -> list[Row]:
     cases: dict[str, Callable[[], float]] = {
         "train": partial(rate_of_train, shape, steps, scratch, "float32"),
         "products": partial(rate_of_products, per_token, torch.float32),
-        "transformers": partial(rate_of_loop, bare_training.of_transformers(shape), shape, steps),
-        "bare loop": partial(rate_of_loop, bare_training.ours(shape), shape, steps),
     }
+    loops = {
+        "transformers": peers.of_transformers(shape),
+        **peers.of_others(shape),
+        "bare loop": bare_training.ours(shape),
+    }
+    cases |= {name: partial(rate_of_loop, loop, shape, steps) for name, loop in loops.items()}
     if half:
         cases |= {
             "train, bfloat16": partial(rate_of_train, shape, steps, scratch, "bfloat16"),
             "products, bfloat16": partial(rate_of_products, per_token, torch.bfloat16),
-            "transformers, autocast": partial(rate_of_loop, bare_training.of_transformers(shape, True), shape, steps),
+            "transformers, autocast": partial(rate_of_loop, peers.of_transformers(shape, True), shape, steps),
         }
     found = interleaved(cases, repeats)
-    ours, peer, bare = found["train"], found["transformers"], found["bare loop"]
-    limit, unit = found["products"], "tokens/s"
-    peers = {"transformers": peer, "bare loop": bare}
-    rows = [Row(f"{shape}, float32", unit, ours, peers, "transformers", case.ahead, limit)]
+    ours, bare, limit, unit = found["train"], found["bare loop"], found["products"], "tokens/s"
+    others = {name: found[name] for name in loops}
+    rows = [Row(f"{shape}, float32", unit, ours, others, "transformers", case.ahead, limit)]
     if case.of_products is not None:
         rows.append(Row("  of the rate of products", unit, ours, {"products": limit}, "products", case.of_products))
     rows.append(Row("  train, beside a bare loop", unit, ours, {"bare loop": bare}, "bare loop", 1 / case.overhead))
@@ -140,41 +131,11 @@ def compare(case: Case, scratch: Path, repeats: int, half: bool) -> list[Row]:
     if half:
         ours_half, peer_half = found["train, bfloat16"], found["transformers, autocast"]
         half_limit = found["products, bfloat16"]
-        peers = {"transformers": peer_half}
-        rows.append(Row(f"{shape}, bfloat16", unit, ours_half, peers, "transformers", case.half_ahead, half_limit))
-        peers = {"float32": ours}
-        rows.append(Row("  bfloat16, beside our float32", unit, ours_half, peers, "float32", case.half_faster))
+        others = {"transformers": peer_half}
+        rows.append(Row(f"{shape}, bfloat16", unit, ours_half, others, "transformers", case.half_ahead, half_limit))
+        others = {"float32": ours}
+        rows.append(Row("  bfloat16, beside our float32", unit, ours_half, others, "float32", case.half_faster))
     return rows
-
-
-def compare_compiled(case: Case, scratch: Path, repeats: int) -> tuple[Row, str]:
-    """Bare loops of both sides through torch.compile, nothing of which is cached before, and when ours has paid."""
-    shape, steps = case.shape, case.steps
-    os.environ[CACHE] = str(scratch / "compiled")
-    eager, ours, peer = bare_training.ours(shape), bare_training.ours(shape), bare_training.of_transformers(shape)
-    for loop in (ours, peer):
-        loop.model.compile()
-    compiling = seconds_of(ours.step)
-    loops = {"bare loop": eager, "compiled": ours, "transformers, compiled": peer}
-    found = interleaved({name: partial(rate_of_loop, loop, shape, steps) for name, loop in loops.items()}, repeats)
-    compiled = found.pop("compiled")
-    before, after = (shape.tokens / statistics.median(rates) for rates in (found["bare loop"], compiled))
-    return (
-        Row(f"{shape}, float32, bare loop compiled", "tokens/s", compiled, found, "transformers, compiled"),
-        break_even(compiling, before, after, LONG),
-    )
-
-
-def rate_of_loop(loop: BareLoop, shape: Shape, steps: int) -> float:
-    """Tokens per second."""
-
-    def several() -> None:
-        for _ in range(steps):
-            loss = loop.step()
-        float(loss)
-
-    loop.step()
-    return steps * shape.tokens / seconds_of(several)
 
 
 def rate_of_products(per_token: float, dtype: torch.dtype) -> float:

@@ -49,6 +49,9 @@ KNOWN_PARAMETERS = re.compile(
 )
 
 
+ALONE = 2**21  # multiplications of a step, on a CPU: below, waiting for a second thread costs more than it does
+
+
 def knows(model: DecoderLM) -> bool:
     """Whether a plan computes what the model does. A part, parameter or hook that is not known here says no."""
     return (
@@ -95,8 +98,20 @@ class Decode:
         self.rings = list(of_mask.values())
         self.final_norm = norm(model.final_norm, self.dtype, device)
         self.head, self.cap = Matrix(model.head.weight, None, batch), model.final_cap
+        matrices = sum(p.numel() for block in model.layers for p in block.parameters() if p.ndim == 2)
+        self.alone = device.type == "cpu" and batch * matrices < ALONE
 
     def __call__(self, ids: Tensor) -> Tensor:
+        threads = torch.get_num_threads()
+        if not self.alone or threads == 1:
+            return self._step(ids)
+        torch.set_num_threads(1)
+        try:
+            return self._step(ids)
+        finally:
+            torch.set_num_threads(threads)
+
+    def _step(self, ids: Tensor) -> Tensor:
         position = self.length
         self.length += 1
         x = F.embedding(ids, self.table).to(self.dtype)  # (B, C)

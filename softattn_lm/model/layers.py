@@ -37,16 +37,17 @@ class MLP(nn.Module):
         self.down = nn.Linear(width, d_model, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.up(x)  # (B, T, width)
-        if self.gate is not None:
-            h = F.silu(self.gate(x)) * h
-        elif self.kind == "relu2":
-            h = squared_relu(h)
-        elif self.kind == "gelu_tanh":
-            h = tanh_gelu(h)
-        else:
-            h = F.gelu(h)
-        return self.down(h)
+        return self.down(self.activated(self.up(x), None if self.gate is None else self.gate(x)))
+
+    def activated(self, up: Tensor, gate: Tensor | None) -> Tensor:
+        """(B, T, width) each -> the same; gate: of SwiGLU alone."""
+        if gate is not None:
+            return F.silu(gate) * up
+        if self.kind == "relu2":
+            return squared_relu(up)
+        if self.kind == "gelu_tanh":
+            return tanh_gelu(up)
+        return F.gelu(up)
 
 
 def default_width(kind: MLPKind, d_model: int) -> int:
