@@ -205,3 +205,12 @@ def test_a_small_step_is_decoded_by_one_thread_and_leaves_their_number_as_it_was
     finally:
         torch.set_num_threads(before)
     assert seen == [1, 2]
+
+
+@pytest.mark.parametrize(("more", "alone"), [({}, True), ({"vocab_size": 70_000}, False), ({"context": 20_000}, False)])
+def test_what_a_large_vocabulary_or_a_long_text_costs_is_shared_by_all_threads(more, alone):
+    model = tiny_model(**more).eval()
+    cache = model.new_cache()
+    with torch.inference_mode():
+        model(torch.tensor([[1, 2]]), cache)
+        assert Decode(model, cache, 1, model.context).alone is alone

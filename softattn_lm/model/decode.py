@@ -47,9 +47,8 @@ KNOWN_PARAMETERS = re.compile(
     r"blocks\.\d+\.(attention_norm\.\w+|mlp_norm\.\w+|value\.(table\.weight|gain)|mlp\.(up|gate|down)\.\w+|"
     r"attention\.(projections\.qkv|q_norm|k_norm|out)\.\w+)"
 )
-
-
-ALONE = 2**21  # multiplications of a step, on a CPU: below, waiting for a second thread costs more than it does
+# Multiplications of a step, on a CPU: below, waiting for a second thread costs more than it does.
+ALONE = 2**21
 
 
 def knows(model: DecoderLM) -> bool:
@@ -73,7 +72,8 @@ class Decode:
     """(B,) ids of the next token of each sample -> (B, V) logits of the one behind it. Continues what `cache` holds.
 
     cache: of one text for each sample, or of one with which all of them begin. room: tokens of the longest text there
-    will be, those in the cache included.
+    will be, those in the cache included. alone: a step is so small that one thread computes it, and other threads that
+    start meanwhile may find torch's number of threads at one.
     """
 
     def __init__(self, model: DecoderLM, cache: KVCache, batch: int, room: int) -> None:
@@ -98,8 +98,9 @@ class Decode:
         self.rings = list(of_mask.values())
         self.final_norm = norm(model.final_norm, self.dtype, device)
         self.head, self.cap = Matrix(model.head.weight, None, batch), model.final_cap
-        matrices = sum(p.numel() for block in model.layers for p in block.parameters() if p.ndim == 2)
-        self.alone = device.type == "cpu" and batch * matrices < ALONE
+        read = [p.numel() for name, p in model.layers.named_parameters() if p.ndim == 2 and ".value." not in name]
+        kept = 2 * self.table.shape[1] * sum(min(room, mask.span(room)) for mask in model.masks)
+        self.alone = device.type == "cpu" and batch * (sum(read) + model.head.weight.numel() + kept) < ALONE
 
     def __call__(self, ids: Tensor) -> Tensor:
         threads = torch.get_num_threads()
