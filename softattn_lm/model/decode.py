@@ -98,7 +98,7 @@ class Decode:
         self.rings = list(of_mask.values())
         self.final_norm = norm(model.final_norm, self.dtype, device)
         self.head, self.cap = Matrix(model.head.weight, None, batch), model.final_cap
-        read = [p.numel() for name, p in model.layers.named_parameters() if p.ndim == 2 and ".value." not in name]
+        read = [p.numel() for name, p in model.blocks.named_parameters() if p.ndim == 2 and ".value." not in name]
         kept = 2 * self.table.shape[1] * sum(min(room, mask.span(room)) for mask in model.masks)
         self.alone = device.type == "cpu" and batch * (sum(read) + model.head.weight.numel() + kept) < ALONE
 
