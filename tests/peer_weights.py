@@ -35,6 +35,7 @@ def from_llama(ours: DecoderLM, theirs: Any) -> None:
 @torch.no_grad()
 def from_litgpt(ours: DecoderLM, theirs: Any) -> None:
     ours.embed.weight.copy_(theirs.transformer.wte.weight)
+    assert theirs.lm_head.weight is theirs.transformer.wte.weight
     pairs = [(ours.final_norm, theirs.transformer.ln_f)]
     for block, layer in zip(ours.blocks, theirs.transformer.h, strict=True):
         pairs += [
@@ -42,11 +43,12 @@ def from_litgpt(ours: DecoderLM, theirs: Any) -> None:
             (block.attention.projections.qkv, layer.attn.qkv),
             (block.attention.out, layer.attn.proj),
             (block.mlp_norm, layer.norm_2),
-            (block.mlp.up, layer.mlp.fc),
+            (block.mlp.gate, layer.mlp.fc_1),
+            (block.mlp.up, layer.mlp.fc_2),
             (block.mlp.down, layer.mlp.proj),
         ]
     for mine, other in pairs:
-        fill(mine, other.weight, other.bias)
+        mine.weight.copy_(other.weight)
 
 
 @torch.no_grad()

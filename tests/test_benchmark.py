@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -155,14 +156,17 @@ def test_what_is_missing_is_installed_from_the_checkout(monkeypatch, tmp_path, o
 
 def test_the_limit_of_decoding_is_measured_in_every_round_and_halves_are_labelled(monkeypatch):
     monkeypatch.setattr(benchmark_generate, "_rate", lambda run, tokens: 10.0)
-    monkeypatch.setattr(peers, "transformers_gpt2", lambda shape: None)
+    monkeypatch.setattr(peers, "transformers_gpt2", lambda shape: torch.nn.Linear(2, 2))
     monkeypatch.setattr(peers_writing, "transformers_writers", lambda *given: {"transformers": lambda: None})
+    written: list[torch.dtype] = []  # of the models that write
+    monkeypatch.setattr(peers_writing, "transformers_writer", lambda model, *given: written.append(model.weight.dtype))
     measured: list[int] = []
     monkeypatch.setattr(benchmark_generate, "read_bandwidth", lambda n: measured.append(n) or n * 10.0 * len(measured))
     case = benchmark_generate.Case(1, 128, 2, 1.0, half=True)
-    row = benchmark_generate._compare(case, BenchmarkSettings(repeats=2))
+    row = benchmark_generate._compare(case, Report({}, Path("x.json")), 2)
     assert row.limit == [40.0, 60.0]  # tokens/s of a batch of two; the first round warmed up
-    assert row.what == "1 x 128, batch 2, bfloat16; others float32" and "limit" not in row.peers
+    assert row.what == "1 x 128, batch 2, ours in bfloat16" and "limit" not in row.peers
+    assert list(row.peers) == ["transformers", "transformers, bfloat16", "bare loop"] and written == [torch.bfloat16]
     whole = benchmark_generate.bytes_read(benchmark_generate.gpt2_style(1, 128), 2)
     assert measured[0] == whole / 2
 
@@ -192,6 +196,10 @@ def test_every_way_of_the_loss_is_the_same_loss_and_is_measured(monkeypatch, tmp
     assert "2,000, 200" in said and " 6 " in said  # MiB of "chunks"
 
 
+def no_compiler():
+    raise RuntimeError("no compiler\n\nand a lot more about it")
+
+
 @pytest.mark.slow
 def test_generate_compares_all_sides_and_writes_the_file(monkeypatch, tmp_path, capsys):
     pytest.importorskip("transformers")
@@ -199,19 +207,21 @@ def test_generate_compares_all_sides_and_writes_the_file(monkeypatch, tmp_path, 
     monkeypatch.setattr(benchmark_generate, "SHORT", 10)
     monkeypatch.setattr(benchmark_generate, "LONG", 80)
     cases = [benchmark_generate.Case(1, 128, batch, 0.001) for batch in (2, 1)]
-    cases += [cases[1]._replace(target=None, llama=True), cases[1]._replace(half=True)]
+    cases += [cases[1]._replace(target=None, llama=True, one_thread=True), cases[1]._replace(half=True)]
     monkeypatch.setattr(benchmark_generate, "CASES", cases)
-    monkeypatch.setattr(peers_writing.shutil, "which", lambda name: None)  # compiling takes seconds
+    monkeypatch.setattr(peers_writing, "_compiled", no_compiler)  # compiling takes seconds
     monkeypatch.setitem(sys.modules, "litgpt", None)
     pytest.importorskip("x_transformers")
     benchmark_generate.benchmark(BenchmarkSettings(repeats=2), tmp_path / "generate.json")
     held = json.loads((tmp_path / "generate.json").read_text())
     long, *rows = held["rows"]
-    ways = ["transformers", "transformers, static"]
+    ways = ["transformers", "transformers, static cache"]
     several, one, llama, half = (list(row["peers"]) for row in rows)
-    assert several == half == [*ways, "bare loop"] and one == [*ways, "x-transformers", "bare loop"] and llama == ways
+    assert several == [*ways, "bare loop"] and half == [*ways, "transformers, bfloat16", "bare loop"]
+    assert one == [*ways, "x-transformers", "bare loop"] and llama == [*ways, "transformers, one thread"]
     assert all(len(rates) == 2 and min(rates) > 0 for row in rows for rates in [row["ours"], *row["peers"].values()])
     assert rows[0]["reached"] and long["against"] == "10 tokens"
     assert rows[2]["what"] == "Llama-style 1 x 128, batch 1" and rows[2]["target"] is None
-    assert list(held["left_out"]) == ["litgpt"]
-    assert "0.001: yes" in capsys.readouterr().out
+    assert list(held["left_out"]) == ["litgpt", "transformers, static cache, compiled"]
+    said = capsys.readouterr().out
+    assert "0.001: yes" in said and said.count("compiled is left out (no compiler); it needs a C++ compiler") == 1

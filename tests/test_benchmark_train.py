@@ -25,10 +25,10 @@ from softattn_lm.commands import (
 from softattn_lm.commands import benchmark_train as timed
 from softattn_lm.commands.bare_training import Shape
 from softattn_lm.commands.benchmark_gpu import line
-from softattn_lm.commands.comparison import Row
+from softattn_lm.commands.comparison import Report, Row
 from softattn_lm.errors import UserError
 from softattn_lm.runs.new import new_run
-from softattn_lm.training.break_even import break_even
+from softattn_lm.training.break_even import break_even, not_compiled
 from softattn_lm.training.run import train
 from softattn_lm.training.throughput import peak_of, utilisation
 from tests.tiny_run import losses, tiny_config, tiny_train
@@ -71,7 +71,7 @@ def test_a_case_is_run_from_end_to_end(tmp_path):
     (tmp_path / "text.txt").write_text(timed.symbols(4000), encoding="ascii")
     rows = timed.compare(timed.Case(TINY, 4, 0.001, 1e-6, 1000.0), tmp_path, 2, half=True)
     assert [row.what for row in rows if "of the rate" in row.what] and len(rows) == 6
-    there = [name for name in ("litgpt", "x-transformers") if name not in peers.left_out()]
+    there = [name for name in ("x-transformers",) if name not in peers.left_out()]
     assert list(rows[0].peers) == ["transformers", *there, "bare loop"]
     assert all(len(rates) == 2 and min(rates) > 0 for rates in rows[0].peers.values())
     assert all(len(row.ours) == 2 and min(row.ours) > 0 for row in rows)
@@ -82,22 +82,50 @@ def test_a_case_is_run_from_end_to_end(tmp_path):
 
 def test_compiled_loops_are_compared_and_break_even_is_said(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # put back what the comparison sets
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "where it was")
     compiled = []
-    monkeypatch.setattr(torch.nn.Module, "compile", lambda model: compiled.append(model))
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda model: compiled.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    )
     row, said = benchmark_train_loops.compare_compiled(TINY, 2, tmp_path, 2)
     assert set(row.peers) == {"bare loop", "transformers, compiled"} and row.target is None
     assert len(row.ours) == 2 and min(row.ours) > 0
-    assert len(compiled) == 2 and os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
-    assert said.startswith("compiling took ")
+    assert compiled == [str(tmp_path / "compiled")] * 2
+    assert said.startswith("compiling took ") and "; an optimizer step takes " in said and "this run" not in said
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "where it was"
+
+
+def test_without_a_compiler_the_compiled_loops_alone_are_lost(tmp_path, monkeypatch):
+    def failing(*given):
+        raise RuntimeError("InvalidCxxCompiler: none that works\n\nSet TORCHDYNAMO_VERBOSE=1")
+
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setattr(peers, "of_transformers", bare_training.ours)
+    monkeypatch.setattr(torch.nn.Module, "compile", failing)
+    console = Console(record=True, width=80, file=io.StringIO())
+    report = Report({}, tmp_path / "x.json", console, {"left_out": {}})
+    assert timed.say_compiled(timed.Case(TINY, 2, 1.0, None, 1.0), tmp_path, 2, report) == []
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    (line,) = console.export_text().splitlines()
+    assert line == report.found["left_out"]["the compiled bare loop"]
+    assert line.startswith("the compiled bare loop is left out (InvalidCxxCompiler: none that works); it needs a C++ ")
+
+
+def test_a_folder_of_any_name_is_taken_as_it_is(tmp_path):
+    scratch = tmp_path / "It's, here = ${so} (1)"
+    scratch.mkdir()
+    (scratch / "text.txt").write_text("a text", encoding="ascii")
+    cfg = timed.configured([*timed.overrides(TINY, scratch, "float32"), "steps=1"])
+    assert (cfg["data"]["path"], cfg["runs"]) == (str(scratch / "text.txt"), str(scratch / "runs"))
 
 
 def test_llama_style_loops_of_both_sides_are_compared():
     pytest.importorskip("transformers")
     row = benchmark_train_loops.compare_llama(TINY, 2, 2)
     assert row.what.endswith("bare loop, Llama-style") and row.target is None
-    assert list(row.peers) == ["transformers"] and row.peers["transformers"] != row.ours
-    assert all(len(rates) == 2 and min(rates) > 0 for rates in (row.ours, row.peers["transformers"]))
+    there = [name for name in ("litgpt",) if name not in peers.left_out()]
+    assert list(row.peers) == ["transformers", *there] and row.peers["transformers"] != row.ours
+    assert all(len(rates) == 2 and min(rates) > 0 for rates in (row.ours, *row.peers.values()))
 
 
 def test_a_loss_that_was_not_reached_misses_the_target_whatever_the_time():
@@ -157,6 +185,7 @@ def test_a_line_says_what_was_aimed_at():
 BLOCKED = """
 import runpy, sys
 from importlib.machinery import PathFinder
+from pathlib import Path
 
 ABSENT = {{"hydra", "omegaconf", "datasets", "wandb", "rich", "platformdirs", "tokenizers", "transformers", "pyarrow",
           "matplotlib", "scipy", "statsmodels", "huggingface_hub", "pandas"}}
@@ -166,7 +195,10 @@ class Here(PathFinder):
     def find_spec(cls, name, path=None, target=None):
         return None if name.partition(".")[0] in ABSENT else PathFinder.find_spec(name, path, target)
 
-sys.meta_path[sys.meta_path.index(PathFinder)] = Here
+# Nor is the checkout installed, whichever way.
+sys.meta_path = [Here if finder is PathFinder else finder for finder in sys.meta_path if isinstance(finder, type)]
+sys.path = [folder for folder in sys.path if not Path(folder, "softattn_lm").exists()]
+assert Here.find_spec("softattn_lm") is None and "softattn_lm" not in sys.modules
 sys.argv = ["benchmark.py", "gpu"]
 runpy.run_path({script!r}, run_name="__main__")
 """
@@ -188,7 +220,7 @@ def test_a_kernel_whose_gradient_is_no_number_is_wrong(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_a_gpu_needs_torch_and_lightning_only(tmp_path):
+def test_the_benchmark_of_a_gpu_needs_torch_and_lightning_only_and_a_checkout_that_is_not_installed(tmp_path):
     code = BLOCKED.format(script=str(SCRIPT))
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -205,6 +237,27 @@ def test_the_benchmark_of_a_gpu_needs_torch_and_lightning_only(tmp_path):
 def test_compiling_pays_after_as_many_steps_as_it_saves_its_seconds_in():
     assert break_even(10.0, 0.05, 0.04, 3000).endswith("after 1,000 steps, and this run has 3,000")
     assert "it does not pay; type training.compile=false" in break_even(10.0, 0.04, 0.05, 3000)
+    said = break_even(10.0, 0.05, 0.04, 3000, "an optimizer step takes", "experiment=this")
+    assert said.startswith("compiling took 10 s; an optimizer step takes 40.0 ms, and took 50.0: it pays for itself ")
+    assert said.endswith(" after 1,000 steps, and experiment=this has 3,000")
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_be_compiled_ends_in_one_line(tmp_path):
+    (tmp_path / "text.txt").write_text(timed.symbols(4000), encoding="ascii")
+    words = ["trainer=cpu", "data=text_file", "data.path=text.txt", "model.n_layer=1", "model.d_model=16", "steps=2"]
+    words += ["model.n_head=2", "model.context=16", "batch_size=4", "logger=none", "training.compile=true"]
+    given = os.environ | {"CXX": "/bin/false", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "empty")}
+    command = [sys.executable, "-m", "softattn_lm", "train", *words]
+    done = subprocess.run(command, cwd=tmp_path, env=given, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: training.compile=true: the model could not be compiled (InvalidCxxCompiler: ")
+    assert "'/bin/false')" in line and line.endswith("g++, or type training.compile=false")
+
+
+def test_what_fails_beside_the_compiler_is_no_fault_of_the_person():
+    assert not_compiled(RuntimeError("shapes do not fit")) is None
 
 
 @pytest.mark.slow

@@ -1,14 +1,17 @@
 """A decode step that torch.compile makes: its parts are other formulas, and what it writes stays written."""
 
+import json
 import shutil
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
-from softattn_lm.commands import benchmark_gpu_decode
-from softattn_lm.commands.bare_training import Shape
+from softattn_lm.commands import benchmark_gpu, benchmark_gpu_decode
+from softattn_lm.commands.agreement import TOLERANCE
+from softattn_lm.errors import UserError
 from softattn_lm.model.graphed import GraphedDecode
 from softattn_lm.model.step_parts import CHUNK, Library, Reductions
 from softattn_lm.position.learned import Learned
@@ -90,31 +93,107 @@ def test_a_graph_of_a_compiled_step_writes_what_the_plain_step_does_on_a_cpu(bat
     made = model("gpt2")
     prompt = torch.tensor([[5, 9, 2]] * batch)
     expected = GraphedDecode(made, batch).write(prompt, 20)
-    assert torch.equal(
-        GraphedDecode(made.to("cuda"), batch, compiled=True).write(prompt.to("cuda"), 20).cpu(), expected
-    )
+    writer = GraphedDecode(made.to("cuda"), batch, compiled=True)
+    assert writer.position.item() == 0  # though steps warmed up
+    assert torch.equal(writer.write(prompt.to("cuda"), 20).cpu(), expected)
 
 
-def test_where_nothing_can_be_compiled_the_plain_graph_is_measured(monkeypatch, capsys):
-    tiny, device = Shape(1, 64, 32, 1, 97), torch.device("cpu")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a compiler on CUDA")
+def test_where_nothing_can_be_compiled_the_plain_graph_is_measured_and_the_failure_told(monkeypatch, capsys, tmp_path):
+    for part in ("checks", "training", "saving", "vocabulary"):
+        monkeypatch.setattr(benchmark_gpu, part, lambda device: [])
+    file = tmp_path / "gpu.json"
+
+    def measured() -> dict[str, Any]:
+        found = json.loads(file.read_text())
+        (row,) = found["rows"]
+        assert row["what"] == "decode, batch 1, not compiled" and min(row["ours"]) > 0
+        assert list(row["peers"]) == ["limit of reading weights and what the cache holds"]
+        return found
+
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    (row,) = benchmark_gpu_decode.decode(tiny, device, 2)
-    assert row.what == "decode, batch 1, not compiled" and list(row.peers) == ["limit of bandwidth"]
-    assert "g++ is not installed" in capsys.readouterr().out
+    benchmark_gpu.main(file)  # which is no failure of a CPU
+    found, reason = measured(), "the compiled decode step is left out, as g++ is not installed"
+    assert found["left_out"] == [reason] and not found["failed"] and f"\n{reason}\n" in capsys.readouterr().out
 
     def failing(self):
         raise RuntimeError("no\nkernel")
 
     monkeypatch.setattr(shutil, "which", lambda name: name)
     monkeypatch.setattr(torch, "compile", lambda step, **more: partial(failing, None))
-    (row,) = benchmark_gpu_decode.decode(tiny, device, 2)
-    assert row.what == "decode, batch 1, not compiled" and min(row.ours) > 0
-    assert "the decode step does not compile: no kernel" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"there went wrong: decoding$"):
+        benchmark_gpu.main(file)
+    assert (
+        measured()["failed"] == {"decoding": "no\nkernel"} and "decoding failed: no kernel\n" in capsys.readouterr().out
+    )
 
 
-def test_a_step_reads_all_weights_but_positions_and_the_whole_cache():
+def test_a_step_has_to_read_all_weights_but_positions_and_the_tokens_before_it():
     made = model("gpt2")
     weights = sum(p.numel() for name, p in made.named_parameters() if not name.startswith("positions"))
-    cache = 2 * 2 * 24 * 32  # layers, keys and values, context, width
+    of_a_token = 2 * 2 * 32  # layers, keys and values, width
     for writer in (GraphedDecode(made), uncompiled(made)):
-        assert benchmark_gpu_decode.bytes_of_a_step(writer) == 4 * (weights + cache)
+        for steps, before in ((1, 0), (2, 1), (4, 0 + 1 + 2 + 3), (24, sum(range(24)))):
+            read = benchmark_gpu_decode.bytes_of_a_step(writer, steps) * steps
+            assert read == pytest.approx(4 * (steps * weights + before * of_a_token), rel=1e-12)
+
+
+def shifted(writer, change):
+    """Attention of what `change` makes of q, keys, values, seen and scale."""
+    right = writer.way.read
+    writer.way.read = lambda *given: right(*change(*given))
+
+
+FAULTS = {
+    "a scale of 1": lambda w: setattr(w, "scales", [1.0] * 2),
+    "a scale of 1 / D": lambda w: setattr(w, "scales", [scale**2 for scale in w.scales]),
+    "the cache is seen whole": lambda w: shifted(w, lambda q, k, v, seen, s: (q, k, v, seen | True, s)),
+    "the first is not seen": lambda w: shifted(w, lambda q, k, v, seen, s: (q, k, v, seen & hide(seen), s)),
+    "heads are mixed": lambda w: shifted(w, lambda q, k, v, seen, s: (q.roll(1, 1), k, v, seen, s)),
+    "keys are read as values": lambda w: shifted(w, lambda q, k, v, seen, s: (q, k, k, seen, s)),
+    "layers share a cache": lambda w: setattr(w, "cache", w.cache[:1] * 2),
+    "positions begin at 1": lambda w: setattr(w, "codes", w.codes.roll(-1, 0)),
+    "no positions": lambda w: setattr(w, "codes", None),
+    "no biases": lambda w: setattr(
+        w, "_linear", lambda linear, x, norm=None: w.way.product(x, norm, linear.weight, None)
+    ),
+}
+
+
+def hide(seen):
+    """All but the first, which the first token cannot do without."""
+    return torch.arange(len(seen)) >= min(1, seen.sum().item() - 1)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_a_step_is_further_from_the_model_than_is_allowed_on_cuda(fault, monkeypatch):
+    class Faulty(GraphedDecode):
+        def __init__(self, *given, **more):
+            super().__init__(*given, **more)
+            FAULTS[fault](self)
+
+    (right,) = benchmark_gpu.step_check(torch.device("cpu")).ours
+    monkeypatch.setattr(benchmark_gpu, "GraphedDecode", Faulty)
+    (wrong,) = benchmark_gpu.step_check(torch.device("cpu")).ours
+    assert right < 1e-5 and wrong > 1.5 * TOLERANCE
+
+
+@pytest.mark.parametrize("prompt", [(1, 3), (3, 3), (2, 0), (2, 20)])
+def test_a_text_of_another_shape_is_not_written(prompt):
+    writer = GraphedDecode(tiny_model(), batch=2)
+    with pytest.raises(AssertionError, match=r"torch.Size\(\["):
+        writer.write(torch.zeros(prompt, dtype=torch.long), 5)
+    with pytest.raises(AssertionError, match=r"torch.Size\(\[3\]\), torch.Size\(\[2, 1\]\)"):
+        writer(torch.zeros(3, dtype=torch.long))
+
+
+@torch.inference_mode()
+def test_a_token_behind_the_context_is_refused_before_it_is_read():
+    writer, token = GraphedDecode(tiny_model(context=4), batch=2), torch.zeros(2, dtype=torch.long)
+    for _ in range(2):
+        for _ in range(4):
+            writer(token)
+        with pytest.raises(AssertionError, match=r"\(4, 4\)"):
+            writer(token)
+        assert writer.position.item() == 4
+        writer.go_to(0)

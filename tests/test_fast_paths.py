@@ -8,7 +8,10 @@ import torch.nn.functional as F
 
 from softattn_lm.attention import products
 from softattn_lm.attention.kernels import sdpa
+from softattn_lm.attention.kernels.formula import Formula
 from softattn_lm.attention.kernels.sdpa import SDPA
+from softattn_lm.attention.projections import SharedKV
+from softattn_lm.attention.scale import LearnedPerHead, LogLength
 from softattn_lm.attention.visibility import Causal, Visibility
 from softattn_lm.errors import UserError
 from softattn_lm.model.activations import squared_relu, tanh_gelu
@@ -16,6 +19,7 @@ from softattn_lm.model.decode import Decode
 from softattn_lm.model.decoder import DecoderLM
 from softattn_lm.model.generate import generate
 from softattn_lm.model.graphed import GraphedDecode
+from softattn_lm.position.alibi import ALiBi
 from softattn_lm.position.learned import Learned
 from tests.models import tiny_model
 
@@ -130,10 +134,25 @@ def test_a_step_of_fixed_shapes_writes_what_generate_writes(more):
     assert len(set(theirs)) > 2
 
 
-@pytest.mark.parametrize("more", [{"smear": True}, {"mask": Causal(window=4)}])
-def test_a_step_of_fixed_shapes_refuses_what_it_does_not_know(more):
-    with pytest.raises(UserError, match="attention=sdpa"):
+REFUSED = {
+    "attention=sdpa": {"attention": Formula},
+    "projections=separate": {"projections": SharedKV},
+    "window": {"mask": Causal(window=4)},
+    "position=alibi": {"position": ALiBi},
+    "scale=learned": {"scale": LearnedPerHead},
+    "log_length": {"scale": LogLength},
+    "smear": {"smear": True},
+    "output_gate": {"output_gate": "head"},
+    "short_conv": {"short_conv": 3},
+    "value_residual": {"value_residual": True},
+}
+
+
+@pytest.mark.parametrize(("named", "more"), REFUSED.items())
+def test_a_step_of_fixed_shapes_refuses_what_it_does_not_know_and_names_it(named, more):
+    with pytest.raises(UserError) as refused:
         GraphedDecode(tiny_model(**more))
+    assert named in str(refused.value) and str(refused.value).endswith("type graph=false")
 
 
 def test_generate_refuses_a_graph_for_what_it_does_not_know():

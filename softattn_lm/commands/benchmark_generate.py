@@ -1,8 +1,9 @@
 """`benchmark generate`: greedy tokens per second of GPT-2-style models beside other libraries (see peers.py), a bare
-loop and the limit, and of a Llama-style model beside transformers' Llama.
+loop and the limit, and of a Llama-style model beside theirs.
 
 All have the same shape, prompt and number of new tokens, and a cache; the time is that of the whole call, reading the
-prompt included. A batch continues one prompt: ours reads it once, the others once a sample, as they are built.
+prompt included. A batch continues one prompt: ours reads it once, the others once a sample, as they are built. Small
+steps ours computes in one thread, so transformers is timed so as well, beside the threads it takes of itself.
 """
 
 from __future__ import annotations
@@ -32,20 +33,23 @@ WINDOW, SHORT, LONG = 64, 256, 4096  # of the model that writes beyond its conte
 
 
 class Case(NamedTuple):
+    """target: ours to transformers as it is. half: ours in bfloat16. one_thread: transformers also in one."""
+
     layers: int
     width: int
     batch: int
     target: float | None
     half: bool = False
     llama: bool = False
+    one_thread: bool = False
 
 
 CASES = [
-    Case(4, 128, 1, 5.0),
-    Case(4, 128, 1, None, llama=True),
+    Case(4, 128, 1, 5.0, one_thread=True),
+    Case(4, 128, 1, None, llama=True, one_thread=True),
     Case(6, 384, 1, 1.4),
     Case(6, 384, 1, 2.0, half=True),
-    Case(4, 128, 16, 3.0),
+    Case(4, 128, 16, 3.0, one_thread=True),
 ]
 
 
@@ -53,7 +57,7 @@ def benchmark(settings: BenchmarkSettings, file: Path) -> None:
     """Prints a table and writes every figure to `file`. Raises UserError without transformers."""
     report = peers.opened("generate", Report(vars(settings), file))
     rows = [_beyond_the_context(settings, report.found)]
-    rows += [_compare(case, settings) for case in CASES]
+    rows += [_compare(case, report, settings.repeats) for case in CASES]
     report.close(rows)
 
 
@@ -65,25 +69,30 @@ def _shape(layers: int, width: int) -> Shape:
     return Shape(layers, width, CONTEXT, 1, VOCABULARY)
 
 
-def _compare(case: Case, settings: BenchmarkSettings) -> Row:
-    layers, width, batch, target, half, llama = case
+def _compare(case: Case, report: Report, repeats: int) -> Row:
+    layers, width, batch, target, half, llama, one_thread = case
     shape, prompt = _shape(layers, width), torch.ones(batch, PROMPT, dtype=torch.long)
     model = bare_training.llama_style(shape).eval() if llama else gpt2_style(layers, width)
-    peer = peers.transformers_llama(shape) if llama else peers.transformers_gpt2(shape)
+    build = peers.transformers_llama if llama else peers.transformers_gpt2
     writers: dict[str, Callable[[], object]] = {
         "ours": partial(_write, in_bfloat16(model) if half else model, NEW, batch),
-        **peers_writing.transformers_writers(peer, prompt, NEW),
+        **peers_writing.transformers_writers(build(shape), prompt, NEW, report),
     }
-    if batch == 1 and not (half or llama):
-        writers |= peers_writing.other_writers(shape, prompt, NEW)
+    if half:
+        peer = build(shape).to(torch.bfloat16)
+        writers["transformers, bfloat16"] = peers_writing.transformers_writer(peer, prompt, NEW)
+    if one_thread:
+        writers["transformers, one thread"] = peers_writing.in_one_thread(writers["transformers"])
+    if batch == 1 and not half:
+        writers |= peers_writing.other_writers(shape, prompt, NEW, llama)
     if not llama:
         writers["bare loop"] = partial(bare_loop, gpt2_style(layers, width), batch)
     tokens, read = NEW * batch, bytes_read(model, batch)
     rates = {name: partial(_rate, write, tokens) for name, write in writers.items()}
-    found = interleaved({**rates, "limit": lambda: batch * read_bandwidth(read) / read}, settings.repeats)
+    found = interleaved({**rates, "limit": lambda: batch * read_bandwidth(read) / read}, repeats)
     name = f"{layers} x {width}, batch {batch}"
     name = f"Llama-style {name}" if llama else name
-    name += ", bfloat16; others float32" if half else ""
+    name += ", ours in bfloat16" if half else ""
     ours_found, limit = found.pop("ours"), found.pop("limit")
     return Row(name, "tokens/s", ours_found, found, "transformers", target, limit)
 

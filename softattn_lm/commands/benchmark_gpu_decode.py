@@ -1,17 +1,20 @@
-"""Of `benchmark gpu`: tokens per second of a text, beside what reading its weights and its whole cache allows.
+"""Of `benchmark gpu`: tokens per second of a text, beside what reading allows: all weights for every token, and what
+the cache holds of those before it.
 
-One token of GPT-2 124M takes so little reading, 70 microseconds of an H200, that it is kernels one behind the other
+A step of fixed shapes reads the whole cache, of which the first tokens need nothing; so much it loses by its shapes.
+One token of GPT-2 124M takes so little reading, 60 microseconds of an H200, that it is kernels one behind the other
 that cost: how many there are decides.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from functools import partial
 
 import torch
 
-from softattn_lm.commands.agreement import step_agrees, tokens_of, wait
+from softattn_lm.commands.agreement import LeftOut, step_agrees, tokens_of, wait
 from softattn_lm.commands.bare_training import Shape, gpt2_style
 from softattn_lm.commands.comparison import Row, interleaved, seconds_of
 from softattn_lm.model.decoder import DecoderLM
@@ -21,31 +24,37 @@ NEW, TINY_NEW = 512, 8  # tokens written, behind a prompt of PROMPT
 PROMPT = 16
 CHECKED = 16  # tokens, of which a compiled step is held against the model
 OF_BANDWIDTH = 0.5  # aimed at
-LIMIT, PLAIN = "limit of bandwidth", "plain graph"
+LIMIT, PLAIN = "limit of reading weights and what the cache holds", "plain graph"
 
 
-def decode(shape: Shape, device: torch.device, repeats: int) -> list[Row]:
-    """The compiled step beside the plain one, which stands alone where nothing can be compiled."""
+def decode(shape: Shape, device: torch.device, repeats: int) -> Iterator[Row]:
+    """The compiled step beside the plain one. Where it cannot be compiled the plain one stands alone, and behind its
+    row comes a RuntimeError.
+    """
     cuda = device.type == "cuda"
     model = gpt2_style(shape).eval().to(device, torch.bfloat16 if cuda else torch.float32)
-    plain, compiled = GraphedDecode(model), compiled_writer(model)
-    writers = {PLAIN: plain} if compiled is None else {"ours": compiled, PLAIN: plain}
-    rows = []
-    if compiled is not None:
-        tokens = tokens_of(shape, 1, device)[:, :CHECKED]
-        rows.append(step_agrees("compiled graphed decoding, beside the model", compiled, tokens))
-    new = NEW if cuda else TINY_NEW
-    rates = interleaved({name: partial(rate, writer, new, device) for name, writer in writers.items()}, repeats)
-    limit = bandwidth(device) / bytes_of_a_step(plain)
+    plain, new = GraphedDecode(model), NEW if cuda else TINY_NEW
+    limit = bandwidth(device) / bytes_of_a_step(plain, PROMPT + new - 1)
     others = {LIMIT: [limit] * repeats}
-    if compiled is None:
-        return [Row("decode, batch 1, not compiled", "tokens/s", rates[PLAIN], others, LIMIT, OF_BANDWIDTH, limit)]
-    others[PLAIN] = rates[PLAIN]
-    return [*rows, Row("decode, batch 1", "tokens/s", rates["ours"], others, LIMIT, OF_BANDWIDTH, limit)]
+
+    def rates(**writers: GraphedDecode) -> dict[str, list[float]]:
+        return interleaved({name: partial(rate, writer, new, device) for name, writer in writers.items()}, repeats)
+
+    try:
+        compiled = compiled_writer(model)
+    except RuntimeError:
+        ours = rates(ours=plain)["ours"]
+        yield Row("decode, batch 1, not compiled", "tokens/s", ours, others, LIMIT, OF_BANDWIDTH, limit)
+        raise
+    tokens = tokens_of(shape, 1, device)[:, :CHECKED]
+    yield step_agrees("compiled graphed decoding, beside the model", compiled, tokens)
+    found = rates(ours=compiled, plain=plain)
+    others[PLAIN] = found["plain"]
+    yield Row("decode, batch 1", "tokens/s", found["ours"], others, LIMIT, OF_BANDWIDTH, limit)
 
 
-def compiled_writer(model: DecoderLM) -> GraphedDecode | None:
-    """None, and a line that says why, where that is no use."""
+def compiled_writer(model: DecoderLM) -> GraphedDecode:
+    """Raises RuntimeError for what does not compile, which is LeftOut where there is nothing to compile with."""
     made: list[GraphedDecode] = []
 
     def make() -> None:
@@ -53,13 +62,8 @@ def compiled_writer(model: DecoderLM) -> GraphedDecode | None:
         made[0].write(torch.zeros(1, 1, dtype=torch.long, device=made[0].device), 1)  # a CPU compiles at the first step
 
     if model.embed.weight.device.type == "cpu" and shutil.which("g++") is None:
-        print("g++ is not installed: the compiled decode step is left out", flush=True)
-        return None
-    try:
-        print(f"compiling the decode step took {seconds_of(make):.0f} s", flush=True)
-    except RuntimeError as error:
-        print(f"the decode step does not compile: {' '.join(str(error).split())[:300]}", flush=True)
-        return None
+        raise LeftOut("the compiled decode step is left out, as g++ is not installed")
+    print(f"compiling the decode step took {seconds_of(make):.0f} s", flush=True)
     return made[0]
 
 
@@ -74,12 +78,15 @@ def rate(writer: GraphedDecode, new: int, device: torch.device) -> float:
     return (PROMPT + new - 1) / seconds_of(write)
 
 
-def bytes_of_a_step(writer: GraphedDecode) -> int:
-    """All weights but a table of positions, and the whole cache, as a step of fixed shapes reads it."""
+def bytes_of_a_step(writer: GraphedDecode, steps: int) -> float:
+    """What has to be read, the mean of so many steps: all weights but a table of positions, and keys and values of the
+    tokens before, none in the first step.
+    """
     model = writer.model
     position = sum(p.numel() for p in model.positions.parameters())
     weights = (sum(p.numel() for p in model.parameters()) - position) * model.embed.weight.element_size()
-    return weights + sum(rows.numel() * rows.element_size() for layer in writer.cache for rows in layer)
+    cache = sum(rows.numel() * rows.element_size() for layer in writer.cache for rows in layer)
+    return weights + cache * (steps - 1) / 2 / model.context
 
 
 def bandwidth(device: torch.device) -> float:

@@ -26,6 +26,7 @@ from softattn_lm.commands.comparison import Report, Row, interleaved, seconds_of
 from softattn_lm.commands.limits import gemm_rate
 from softattn_lm.config.check import check
 from softattn_lm.config.compose import compose
+from softattn_lm.config.raw import encode
 from softattn_lm.config.settings import BenchmarkSettings
 from softattn_lm.config.tree import config_folder
 from softattn_lm.data.module import MicroBatches
@@ -78,14 +79,23 @@ def benchmark(settings: BenchmarkSettings, file: Path) -> None:
             rows += compare(case, Path(scratch), settings.repeats, half)
             rows.append(compare_llama(case.shape, case.steps, settings.repeats))
             if case.compiled:
-                row, said = compare_compiled(case.shape, case.steps, Path(scratch), settings.repeats)
-                rows.append(row)
-                report.found["compiled"] = said
-                report.console.print(said, highlight=False)
+                rows += say_compiled(case, Path(scratch), settings.repeats, report)
         if half:
             for case in CASES if settings.long else CASES[:1]:
                 rows.append(agreement(case.shape, Path(scratch)))
     report.close(rows)
+
+
+def say_compiled(case: Case, scratch: Path, repeats: int, report: Report) -> list[Row]:
+    """No row, and a line that says why, where nothing can be compiled."""
+    try:
+        row, said = compare_compiled(case.shape, case.steps, scratch, repeats)
+    except RuntimeError as error:
+        peers.leave_uncompiled(report, "the compiled bare loop", error)
+        return []
+    report.found["compiled"] = said
+    report.console.print(said, highlight=False)
+    return [row]
 
 
 def symbols(n: int) -> str:
@@ -146,10 +156,11 @@ def rate_of_products(per_token: float, dtype: torch.dtype) -> float:
 def overrides(shape: Shape, scratch: Path, precision: str) -> list[str]:
     """What to type for a GPT-2 of this shape on the text of 65 symbols."""
     return [
-        "experiment=nanogpt_cpu", "trainer=cpu", "data=text_file", f"data.path={scratch / 'text.txt'}",
-        "data.val_fraction=0", f"runs={scratch / 'runs'}", "training.telemetry=false", "training.sample_every=null",
-        "model.bias=true", "model.mlp=gelu_tanh", f"model.n_layer={shape.layers}", f"model.n_head={shape.heads}",
-        f"model.d_model={shape.width}", f"model.context={shape.context}", f"batch_size={shape.batch}",
+        "experiment=nanogpt_cpu", "trainer=cpu", "data=text_file", f"data.path={encode(str(scratch / 'text.txt'))}",
+        "data.val_fraction=0", f"runs={encode(str(scratch / 'runs'))}", "training.telemetry=false",
+        "training.sample_every=null", "model.bias=true", "model.mlp=gelu_tanh", f"model.n_layer={shape.layers}",
+        f"model.n_head={shape.heads}", f"model.d_model={shape.width}", f"model.context={shape.context}",
+        f"batch_size={shape.batch}",
         f"training.precision={precision}",
     ]  # fmt: skip
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from softattn_lm.commands.bare_training import BareLoop, Shape
 from softattn_lm.commands.comparison import Row, interleaved, seconds_of
 from softattn_lm.training.break_even import CACHE, break_even
 
-LONG = 2000  # steps of the run that compiling is held against, those of experiment=nanogpt_cpu
+LONG, LONG_RUN = 2000, "experiment=nanogpt_cpu"  # steps of the run that compiling is held against
 
 
 def compare_llama(shape: Shape, steps: int, repeats: int) -> Row:
@@ -22,26 +24,42 @@ def compare_llama(shape: Shape, steps: int, repeats: int) -> Row:
     loops = {
         "ours": bare_training.ours(shape, build=bare_training.llama_style),
         "transformers": peers.of_transformers(shape, build=peers.transformers_llama),
+        **peers.of_others(shape, llama=True),
     }
     found = interleaved({name: partial(rate_of_loop, loop, shape, steps) for name, loop in loops.items()}, repeats)
     return Row(f"{shape}, float32, bare loop, Llama-style", "tokens/s", found.pop("ours"), found, "transformers")
 
 
 def compare_compiled(shape: Shape, steps: int, scratch: Path, repeats: int) -> tuple[Row, str]:
-    """Bare loops of both sides through torch.compile, nothing of which is cached before, and when ours has paid."""
-    os.environ[CACHE] = str(scratch / "compiled")
+    """Bare loops of both sides through torch.compile, nothing of which is cached before, and when ours has paid. Raises
+    RuntimeError where nothing can be compiled.
+    """
     eager, ours, peer = bare_training.ours(shape), bare_training.ours(shape), peers.of_transformers(shape)
-    for loop in (ours, peer):
-        loop.model.compile()
-    compiling = seconds_of(ours.step)
     loops = {"bare loop": eager, "compiled": ours, "transformers, compiled": peer}
-    found = interleaved({name: partial(rate_of_loop, loop, shape, steps) for name, loop in loops.items()}, repeats)
+    with compiled_in(scratch / "compiled"):
+        for loop in (ours, peer):
+            loop.model.compile()
+        first = seconds_of(ours.step)
+        found = interleaved({name: partial(rate_of_loop, loop, shape, steps) for name, loop in loops.items()}, repeats)
     compiled = found.pop("compiled")
     before, after = (shape.tokens / statistics.median(rates) for rates in (found["bare loop"], compiled))
     return (
         Row(f"{shape}, float32, bare loop compiled", "tokens/s", compiled, found, "transformers, compiled"),
-        break_even(compiling, before, after, LONG),
+        break_even(first - after, before, after, LONG, "an optimizer step takes", LONG_RUN),
     )
+
+
+@contextmanager
+def compiled_in(folder: Path) -> Iterator[None]:
+    """What torch compiles is kept in `folder`, and afterwards where it was kept before."""
+    before = os.environ.get(CACHE)
+    os.environ[CACHE] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ[CACHE]
+        if before is not None:
+            os.environ[CACHE] = before
 
 
 def rate_of_loop(loop: BareLoop, shape: Shape, steps: int) -> float:

@@ -2,7 +2,7 @@
 is imported by the function that builds its model.
 
     transformers      GPT-2, the function of its weights that gpt2_style is; Llama, that llama_style is
-    litgpt            GPT-2 with rotary in the place of learned positions
+    litgpt            Llama, that llama_style is
     x-transformers    GPT-2 without biases in attention and norms
 
 transformers has to be there; the others are left out where they cannot be imported.
@@ -42,10 +42,22 @@ def opened(topic: str, report: Report) -> Report:
         raise UserError(f"benchmark {topic} compares with transformers; {BENCH}") from error
     transformers.logging.set_verbosity_error()
     report.open()
-    report.found["left_out"] = lines = left_out()
-    for line in lines.values():
-        report.console.print(line, highlight=False, markup=False)
+    report.found["left_out"] = {}
+    for name, line in left_out().items():
+        leave_out(report, name, line)
     return report
+
+
+def leave_out(report: Report, name: str, line: str) -> None:
+    """Says so, and the file too."""
+    report.found["left_out"][name] = line
+    report.console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def leave_uncompiled(report: Report, name: str, error: RuntimeError) -> None:
+    """What could not be compiled, most often for want of a C++ compiler."""
+    said = str(error).strip().partition("\n")[0]
+    leave_out(report, name, f"{name} is left out ({said}); it needs a C++ compiler, such as g++")
 
 
 def left_out() -> dict[str, str]:
@@ -99,7 +111,7 @@ def transformers_llama(shape: Shape) -> nn.Module:
     return LlamaForCausalLM(config).train()
 
 
-def litgpt_gpt2(shape: Shape) -> Any:
+def litgpt_llama(shape: Shape) -> Any:
     """Its vocabulary is not padded, and its head is tied as its own pretraining ties it."""
     from litgpt.config import Config
     from litgpt.model import GPT
@@ -113,7 +125,11 @@ def litgpt_gpt2(shape: Shape) -> Any:
         padded_vocab_size=shape.vocabulary,
         parallel_residual=False,
         rotary_percentage=1.0,
-        gelu_approximate="tanh",
+        bias=False,
+        norm_class_name="RMSNorm",
+        norm_eps=torch.finfo(torch.float32).eps,
+        mlp_class_name="LLaMAMLP",
+        intermediate_size=default_width("swiglu", shape.width),
     )
     model = GPT(config)
     model.apply(model._init_weights)
@@ -161,8 +177,8 @@ def of_transformers(
     return BareLoop(model, logits_of(model), fused_adamw(model), shape, bfloat16=bfloat16)
 
 
-def of_others(shape: Shape) -> dict[str, BareLoop]:
-    """The optional ones that are there."""
-    builders = {"litgpt": litgpt_gpt2, "x-transformers": x_transformers_gpt2}
+def of_others(shape: Shape, llama: bool = False) -> dict[str, BareLoop]:
+    """The optional ones of that style that are there."""
+    builders = {"litgpt": litgpt_llama} if llama else {"x-transformers": x_transformers_gpt2}
     models = {name: build(shape) for name, build in builders.items() if name not in left_out()}
     return {name: BareLoop(model, model, fused_adamw(model), shape) for name, model in models.items()}

@@ -48,8 +48,8 @@ class GraphedDecode:
     def __init__(self, model: DecoderLM, batch: int = 1, compiled: bool = False) -> None:
         if not fits(model):
             raise UserError(
-                "a graphed decode step knows attention=sdpa with projections=separate, no window and no smear; type "
-                "graph=false"
+                "a graphed decode step knows attention=sdpa with projections=separate, and no window, position=alibi, "
+                "scale=learned or log_length, smear, output_gate, short_conv or value_residual; type graph=false"
             )
         weight = model.embed.weight
         self.model, self.device = model, weight.device
@@ -75,6 +75,12 @@ class GraphedDecode:
         self.graph: torch.cuda.CUDAGraph | None = None
         if self.device.type == "cuda":
             self._capture()
+        self.go_to(0)
+
+    def go_to(self, position: int) -> None:
+        """The next token is the one at `position`, behind what the buffers hold of those before it."""
+        self.length = position  # as `position`, which would have to be waited for
+        self.position.fill_(position)
 
     def resume(self, cache: KVCache) -> None:
         """Go on behind what `cache` holds: one text for each sample, or one with which all of them begin."""
@@ -85,20 +91,25 @@ class GraphedDecode:
             k, v = (rows.to(keys.dtype).expand(len(keys), -1, -1, -1) for rows in past)
             keys.index_copy_(2, places, k)
             self.way.keep(values, places, v)
-        self.position.fill_(cache.length)
+        self.go_to(cache.length)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """(B,) ids of the next token of each sample -> (B, V) logits of the one behind it, overwritten by the next."""
+        """(B,) ids of the next token of each sample -> (B, V) logits of the one behind it, overwritten by the next.
+
+        At most `model.context` tokens.
+        """
+        assert ids.shape == self.ids.shape[:1], (ids.shape, self.ids.shape)
         self.ids[:, 0] = ids
         self._run()
         return self.logits
 
     @torch.inference_mode()
     def write(self, prompt: Tensor, new: int) -> Tensor:
-        """(B, P) int64 -> (B, new) int64, the likeliest token each time; P + new <= context + 1."""
+        """(B, P) int64 -> (B, new) int64, the likeliest token each time; 1 <= P, P + new <= context + 1."""
+        assert len(prompt) == len(self.ids) and prompt.shape[1], (prompt.shape, self.ids.shape)
         assert prompt.shape[1] + new <= self.model.context + 1, (prompt.shape, new)
         text = prompt.new_empty(len(prompt), new)
-        self.position.zero_()
+        self.go_to(0)
         for place in range(prompt.shape[1] + new - 1):
             if place < prompt.shape[1]:
                 self.ids.copy_(prompt[:, place : place + 1])
@@ -121,6 +132,8 @@ class GraphedDecode:
                 self.step()
 
     def _run(self) -> None:
+        assert self.length < self.model.context, (self.length, self.model.context)
+        self.length += 1
         if self.graph is None:
             self.step()
         else:

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.console import Console
 
+from softattn_lm.errors import UserError
 from softattn_lm.training.lit import LitGPT
 from softattn_lm.training.loss import batch_loss
 from softattn_lm.training.metrics import Clock
@@ -66,11 +67,31 @@ class BreakEven(Callback):
         self.console.print(said, soft_wrap=True)
 
 
-def break_even(compiling: float, eager: float, compiled: float, steps: int) -> str:
-    """Seconds of compiling, and of the passes of a step in both ways -> a sentence."""
+def break_even(
+    compiling: float,
+    eager: float,
+    compiled: float,
+    steps: int,
+    timed: str = "the passes of a step take",
+    run: str = "this run",
+) -> str:
+    """Seconds of compiling, and of what was timed in both ways -> a sentence. steps: of the run, by its name."""
     times = f"{1e3 * compiled:.1f} ms, and took {1e3 * eager:.1f}"
-    said = f"compiling took {compiling:.0f} s; the passes of a step take {times}"
+    said = f"compiling took {compiling:.0f} s; {timed} {times}"
     if compiled >= eager:
         return f"{said}: it does not pay; type training.compile=false"
     needed = math.ceil(compiling / (eager - compiled))
-    return f"{said}: it pays for itself after {needed:,} steps, and this run has {steps:,}"
+    return f"{said}: it pays for itself after {needed:,} steps, and {run} has {steps:,}"
+
+
+def not_compiled(error: RuntimeError) -> UserError | None:
+    """The line for a run whose model cannot be compiled, most often for want of a compiler; None for other errors."""
+    from torch._dynamo.exc import BackendCompilerFailed  # whoever could raise it has imported all of that
+
+    if not isinstance(error, BackendCompilerFailed):
+        return None
+    said = str(error).strip().partition("\n")[0]
+    return UserError(
+        f"training.compile=true: the model could not be compiled ({said}); install a C++ compiler, such as g++, or "
+        "type training.compile=false"
+    )

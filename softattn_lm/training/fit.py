@@ -13,6 +13,7 @@ from rich.console import Console
 from softattn_lm.config.settings import LoggerSettings, TrainerSettings, TrainingSettings
 from softattn_lm.data.module import micro_batch_size
 from softattn_lm.runs.processes import is_first_process
+from softattn_lm.training.break_even import not_compiled
 from softattn_lm.training.callbacks import make_callbacks
 from softattn_lm.training.interrupt import Interrupt
 from softattn_lm.training.launch import device_count, make_trainer, on_cuda, quiet
@@ -74,6 +75,11 @@ def fit(
         try:
             last = last_checkpoint(folder) if start.step else None
             trainer.fit(parts.lit, datamodule=parts.data, ckpt_path=last, weights_only=True)
+        except RuntimeError as error:
+            fault = not_compiled(error) if training.compile else None
+            if fault is None:
+                raise
+            raise fault from error
         finally:
             progress["step"] = trainer.global_step
             finish_loggers(loggers)
