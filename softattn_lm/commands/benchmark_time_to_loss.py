@@ -34,7 +34,7 @@ from softattn_lm.training.run import train
 RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)  # of nanogpt_cpu; 1e-3 is the published one
 PEER_STEPS = 2000
 # Steps of ours against each, and how many times as fast that should be. Declared from the first 1.1 MB of the novels,
-# where ours reached 1.617 in 180 steps and 1.483 in 430 (seeds 0 and 1), and nanogpt_cpu 1.633 and, at its best lr 4e-3,
+# where ours reached 1.617 in 180 steps and 1.483 in 430 (seeds 0 and 1), and nanogpt_cpu 1.633 and, at its best lr,
 # 1.493.
 HALF = "its best, bfloat16"
 AGAINST = {"published": (180, 6.0), "its best": (430, 4.0), HALF: (430, 4.0)}
