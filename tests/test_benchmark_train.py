@@ -193,11 +193,12 @@ ABSENT = {{"hydra", "omegaconf", "datasets", "wandb", "rich", "platformdirs", "t
 class Here(PathFinder):
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        return None if name.partition(".")[0] in ABSENT else PathFinder.find_spec(name, path, target)
+        found = None if name.partition(".")[0] in ABSENT else PathFinder.find_spec(name, path, target)
+        return None if name == "softattn_lm" and found is not None and found.origin is None else found
 
-# Nor is the checkout installed, whichever way.
+# Nor is the checkout installed, whichever way: an editable one leaves a folder without code beside the others.
 sys.meta_path = [Here if finder is PathFinder else finder for finder in sys.meta_path if isinstance(finder, type)]
-sys.path = [folder for folder in sys.path if not Path(folder, "softattn_lm").exists()]
+sys.path = [folder for folder in sys.path if not Path(folder, "softattn_lm", "__init__.py").exists()]
 assert Here.find_spec("softattn_lm") is None and "softattn_lm" not in sys.modules
 sys.argv = ["benchmark.py", "gpu"]
 runpy.run_path({script!r}, run_name="__main__")
