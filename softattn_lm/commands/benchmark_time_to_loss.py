@@ -73,18 +73,10 @@ def benchmark(settings: BenchmarkSettings, file: Path) -> None:
 
 def text_words(text: str | None, scratch: Path) -> list[str]:
     """What to type for the data: of a file, with nanoGPT's 90/10 split."""
-    data = (
-        ["data=tiny_shakespeare"]
-        if text is None
-        else ["data=text_file", f"data.path={encode(str(Path(text).resolve()))}"]
-    )
-    return [
-        *data,
-        "data.sampling=random",
-        "data.split=contiguous",
-        "data.val_fraction=0.1",
-        f"runs={encode(str(scratch))}",
-    ]
+    data, runs = ["data=tiny_shakespeare"], encode(str(scratch))
+    if text is not None:
+        data = ["data=text_file", f"data.path={encode(str(Path(text).resolve()))}"]
+    return [*data, "data.sampling=random", "data.split=contiguous", "data.val_fraction=0.1", f"runs={runs}"]
 
 
 def peer_words(rate: float) -> list[str]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from softattn_lm.commands.bare_training import Shape
 from softattn_lm.commands.comparison import Report
 from softattn_lm.commands.peers import leave_uncompiled, left_out, litgpt_llama, x_transformers_gpt2
+from softattn_lm.model.decode import one_thread
 
 Writer = Callable[[], None]
 STATIC = "transformers, static cache"
@@ -60,12 +61,8 @@ def in_one_thread(write: Callable[[], object]) -> Writer:
     """As ours writes where a step is small: other threads would be waited for longer than they help."""
 
     def alone() -> None:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        with one_thread():
             write()
-        finally:
-            torch.set_num_threads(threads)
 
     return alone
 

@@ -9,6 +9,8 @@ spends most of its time on the way to them. It costs one more copy of the weight
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -49,6 +51,17 @@ KNOWN_PARAMETERS = re.compile(
 )
 # Multiplications of a step, on a CPU: below, waiting for a second thread costs more than it does.
 ALONE = 2**21
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch computes in one thread meanwhile."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def knows(model: DecoderLM) -> bool:
@@ -103,14 +116,10 @@ class Decode:
         self.alone = device.type == "cpu" and batch * (sum(read) + model.head.weight.numel() + kept) < ALONE
 
     def __call__(self, ids: Tensor) -> Tensor:
-        threads = torch.get_num_threads()
-        if not self.alone or threads == 1:
+        if not self.alone:
             return self._step(ids)
-        torch.set_num_threads(1)
-        try:
+        with one_thread():
             return self._step(ids)
-        finally:
-            torch.set_num_threads(threads)
 
     def _step(self, ids: Tensor) -> Tensor:
         position = self.length
