@@ -31,6 +31,19 @@ def slow_steps(seconds: float) -> None:
     LitGPT.training_step = slow  # type: ignore[method-assign]
 
 
+def terminal_closed(step: int) -> None:
+    """The shell and the system both tell the process in optimizer step `step` (from 0) that its terminal has gone."""
+    real = LitGPT.training_step
+
+    def told(self: LitGPT, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        if self.trainer.global_step == step:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGHUP)
+        return real(self, batch, batch_idx)
+
+    LitGPT.training_step = told  # type: ignore[method-assign]
+
+
 def slow_validation(mark: Path, seconds: float) -> None:
     """A validation of many batches, each of which takes `seconds`; `mark` appears with the second."""
     real = LitGPT.validation_step
