@@ -15,6 +15,7 @@ from softattn_lm.attention.bias import Bias
 from softattn_lm.attention.cache import KVCache, expand_groups
 from softattn_lm.attention.convolution import ShortConvolution
 from softattn_lm.attention.kernel import AttentionKernel
+from softattn_lm.attention.linear import Linear
 from softattn_lm.attention.norm import HeadNorm
 from softattn_lm.attention.projections import Projections, heads
 from softattn_lm.attention.scale import Scale
@@ -90,7 +91,7 @@ class CausalSelfAttention(nn.Module):
         self.mix = nn.Parameter(torch.full((2,), 0.5)) if value_residual and layer else None
         gates = {"none": 0, "head": n_head, "element": n_head * head_dim}[output_gate]
         self.gate = nn.Linear(d_model, gates, bias=bias) if gates else None
-        self.out = nn.Linear(n_head * head_dim, d_model, bias=bias)
+        self.out = Linear(n_head * head_dim, d_model, bias=bias)
 
     def forward(
         self,

@@ -12,8 +12,9 @@ here they are the first ones of its D, so that every kernel and 1/√D fit.
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from softattn_lm.attention.linear import Linear
 from softattn_lm.attention.norm import HeadNorm
 from softattn_lm.attention.projections import FusedLinear, Projections, heads
 from softattn_lm.errors import UserError
@@ -56,7 +57,7 @@ class Latent(Projections):
         self.down = FusedLinear(d_model, {"latent": rank} | ({"rotary": turned} if turned else {}), bias=False)
         self.norm = HeadNorm(rank)
         self.up = FusedLinear(rank, {"k": n_kv_head * (head_dim - turned), "v": n_kv_head * head_dim}, bias)
-        self.q_down = None if q_rank is None else nn.Linear(d_model, q_rank, bias=False)
+        self.q_down = None if q_rank is None else Linear(d_model, q_rank, bias=False)
         self.q_norm = None if q_rank is None else HeadNorm(q_rank)
         self.q = FusedLinear(d_model if q_rank is None else q_rank, {"q": n_head * head_dim}, bias)
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from softattn_lm.attention.linear import Linear, linear
 from softattn_lm.errors import UserError
 
 
@@ -35,7 +35,7 @@ class FusedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """(B, T, C) -> one (B, T, rows) per part."""
-        return F.linear(x, self.weight, self.bias).split(list(self.parts.values()), dim=-1)
+        return linear(x, self.weight, self.bias).split(list(self.parts.values()), dim=-1)
 
 
 def heads(x: Tensor, n: int) -> Tensor:
@@ -207,9 +207,9 @@ class LowRank(Projections):
         if rank < 1:
             raise UserError(f"projections.rank={rank} must be 1 or more")
         self.down = FusedLinear(d_model, {"q": rank, "k": rank, "v": rank}, bias=False)
-        self.q = nn.Linear(rank, n_head * head_dim, bias=bias)
-        self.k = nn.Linear(rank, n_kv_head * head_dim, bias=bias)
-        self.v = nn.Linear(rank, n_kv_head * head_dim, bias=bias)
+        self.q = Linear(rank, n_head * head_dim, bias=bias)
+        self.k = Linear(rank, n_kv_head * head_dim, bias=bias)
+        self.v = Linear(rank, n_kv_head * head_dim, bias=bias)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.down(x)

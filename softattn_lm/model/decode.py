@@ -23,6 +23,7 @@ from softattn_lm.attention.kernels.auto import Auto
 from softattn_lm.attention.kernels.blockwise import Blockwise
 from softattn_lm.attention.kernels.formula import Formula
 from softattn_lm.attention.kernels.sdpa import SDPA
+from softattn_lm.attention.linear import Linear
 from softattn_lm.attention.norm import HeadNorm
 from softattn_lm.attention.projections import FusedLinear, Separate
 from softattn_lm.attention.scale import Constant, InverseDim, InverseSqrt
@@ -42,7 +43,7 @@ KNOWN = {
     *(DecoderLM, Block, CausalSelfAttention, MLP, Smear, ValueEmbedding),
     *(Formula, SDPA, Blockwise, Auto, Separate, FusedLinear, InverseSqrt, InverseDim, Constant),
     *(Rotary, Learned, Sinusoidal, NoPosition),
-    *(nn.Embedding, nn.Linear, nn.LayerNorm, nn.RMSNorm, HeadNorm, nn.Identity, nn.Dropout, nn.ModuleList),
+    *(nn.Embedding, nn.Linear, Linear, nn.LayerNorm, nn.RMSNorm, HeadNorm, nn.Identity, nn.Dropout, nn.ModuleList),
 }
 KNOWN_PARAMETERS = re.compile(
     r"(embed|head|embed_norm|final_norm)\.\w+|smear\.gain|positions\.\d+\.table|"

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from softattn_lm.attention.cache import KVCache, behind
+from softattn_lm.attention.linear import Linear
 from softattn_lm.model.activations import squared_relu, tanh_gelu
 
 NormKind = Literal["layer", "rms"]
@@ -32,9 +33,9 @@ class MLP(nn.Module):
     def __init__(self, kind: MLPKind, d_model: int, width: int, bias: bool) -> None:
         super().__init__()
         self.kind = kind
-        self.up = nn.Linear(d_model, width, bias=bias)
-        self.gate = nn.Linear(d_model, width, bias=bias) if kind == "swiglu" else None
-        self.down = nn.Linear(width, d_model, bias=bias)
+        self.up = Linear(d_model, width, bias=bias)
+        self.gate = Linear(d_model, width, bias=bias) if kind == "swiglu" else None
+        self.down = Linear(width, d_model, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.activated(self.up(x), None if self.gate is None else self.gate(x)))
