@@ -93,6 +93,7 @@ class Decode:
     def __init__(self, model: DecoderLM, cache: KVCache, batch: int, room: int) -> None:
         self.table, device = model.embed.weight.detach(), model.embed.weight.device
         self.length, self.dtype = cache.length, torch.promote_types(self.table.dtype, torch.float32)
+        self.narrow = self.table.dtype != self.dtype
         codes = [code for p in model.positions if (code := cast(Position, p).embed(range(model.context))) is not None]
         self.codes = codes[0].to(self.dtype) if codes else None  # (context, C); positions in layers give none
         self.embed_norm = None if model.embed_norm is None else norm(model.embed_norm, self.dtype, device)
@@ -125,9 +126,11 @@ class Decode:
     def _step(self, ids: Tensor) -> Tensor:
         position = self.length
         self.length += 1
-        x = F.embedding(ids, self.table).to(self.dtype)  # (B, C)
+        x = torch.embedding(self.table, ids)  # (B, C)
+        if self.narrow:
+            x = x.to(self.dtype)
         if self.codes is not None:
-            x = x + self.codes[position]
+            x.add_(self.codes[position])
         if self.embed_norm is not None:
             x = self.embed_norm(x)
         if self.smear is not None and self.before is not None:
@@ -138,7 +141,9 @@ class Decode:
             ring.go_to(position)
         for layer, ring, turns in self.layers:
             x = layer(x, ids, turns.now, ring.unseen, *next(ring.rows))
-        logits = self.head(self.final_norm(x)).to(self.dtype)  # (B, V)
+        logits = self.head(self.final_norm(x))  # (B, V)
+        if self.narrow:
+            logits = logits.to(self.dtype)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 
@@ -204,6 +209,7 @@ class _Attention:
         self.q = (self.asked if self.copied is None else self.copied).view(batch * g, h // g, d)
         self.read = torch.empty_like(self.q)
         self.read_row = self.read.view(batch, h * d)
+        self.scores = self.row[:, :0]  # (B·G, H/G, S), of as many slots as are laid out
 
     def __call__(
         self,
@@ -231,8 +237,11 @@ class _Attention:
         new.copy_(self.kv)
         if self.copied is not None:
             self.copied.copy_(self.asked)
-        scores = torch.baddbmm(unseen, self.q, keys, alpha=self.scale)  # (B·G, H/G, S)
-        torch.bmm(scores.softmax(-1), values, out=self.read)
+        if self.scores.shape[-1] != keys.shape[-1]:
+            self.scores = torch.empty(*self.q.shape[:2], keys.shape[-1], dtype=keys.dtype, device=keys.device)
+        torch.baddbmm(unseen, self.q, keys, alpha=self.scale, out=self.scores)
+        torch.softmax(self.scores, -1, out=self.scores)
+        torch.bmm(self.scores, values, out=self.read)
         return self.out.onto(stream, self.read_row)
 
 

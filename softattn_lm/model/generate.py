@@ -113,9 +113,8 @@ def generate(
         fresh = text
         for _ in range(max_new_tokens):
             logits = step(fresh)  # (N, V)
-            chosen = choose(logits, logits if temperature == 0 else noise(), temperature, top_k, top_p, min_p)
-            fresh = chosen[:, None]
-            yield chosen.tolist()
+            fresh = choose(logits, logits if temperature == 0 else noise(), temperature, top_k, top_p, min_p)
+            yield fresh.tolist()
     finally:
         model.train(was_training)
 
@@ -147,8 +146,8 @@ class _Noise:
 
 
 class _Stepper:
-    """Takes new tokens (N, T) and answers with the logits (N, V) of the next one. Keeps the text no longer than
-    needed.
+    """Takes new tokens (N, T), or one each (N,), and answers with the logits (N, V) of the next one. Keeps the text no
+    longer than needed.
 
     room: tokens of the whole text if tokens behind the first call may be decoded flat; graph: and are, by fixed shapes.
     """
@@ -164,21 +163,21 @@ class _Stepper:
 
     def __call__(self, fresh: Tensor) -> Tensor:
         model, context = self.model, self.model.context
-        self.length += fresh.shape[1]
+        self.length += 1 if fresh.ndim == 1 else fresh.shape[1]
         if self.absolute and self.length > context:
             self.cache = self.flat = None
         if self.absolute or (self.cache is None and self.flat is None):
             self.text.append(fresh)
         if self.flat is not None:
-            return self.flat(fresh[:, 0])
+            return self.flat(fresh)
         if self.cache is None:
             return self._again()
         if self.room is not None and self.cache.length:
             self.flat, self.cache = self._plan(self.cache, len(fresh), self.room), None
-            return self.flat(fresh[:, 0])
+            return self.flat(fresh)
         # Every sample begins with the same prompt, and a plan copies the keys of one text to all.
         read = fresh if self.room is None else fresh[:1]
-        for chunk in read.split(context, dim=1):
+        for chunk in read.view(len(read), -1).split(context, dim=1):
             logits = model(chunk, self.cache)
         return logits[:, -1].expand(len(fresh), -1)
 
@@ -191,7 +190,7 @@ class _Stepper:
 
     def _again(self) -> Tensor:
         """The whole text that counts, read anew."""
-        text = torch.cat(self.text, dim=1)
+        text = torch.cat([part.view(len(part), -1) for part in self.text], dim=1)
         text = text if self.keep is None else text[:, -self.keep :]
         self.text = [text]
         return self.model(text, start=0 if self.absolute else self.length - text.shape[1])[:, -1]

@@ -74,8 +74,9 @@ class Ring:
     def _grow(self) -> None:
         before, taken = self.store.flatten(0, 1), self.slots
         self._lay_out(min(self.size, taken + max(STEP, taken // 8)))
+        apart = torch.empty_like(before[0])
         for old, new in zip(before, self.store.flatten(0, 1), strict=True):
-            new[..., :taken, :] = old.clone()  # they overlap
+            new[..., :taken, :] = apart.copy_(old)  # they overlap
             new[..., taken:, :].zero_()
 
 
