@@ -21,8 +21,8 @@ DECODING = [
     Fault(
         "flat: a token is lost when more slots are laid out",
         f"{MODEL}/ring.py",
-        "new[..., :taken, :] = old.clone()  # they overlap",
-        "new[..., : taken - 1, :] = old[..., : taken - 1, :].clone()",
+        "new[..., :taken, :] = apart.copy_(old)  # they overlap",
+        "new[..., : taken - 1, :] = apart.copy_(old)[..., : taken - 1, :]",
         "tests/test_decode.py::test_logits_are_those_of_the_model_while_more_and_more_slots_are_laid_out",
     ),
     Fault(
