@@ -95,6 +95,18 @@ def test_compiled_loops_are_compared_and_break_even_is_said(tmp_path, monkeypatc
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "where it was"
 
 
+def test_a_fault_of_ours_is_not_taken_for_a_missing_compiler(tmp_path, monkeypatch):
+    def failing(*given):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(peers, "of_transformers", bare_training.ours)
+    monkeypatch.setattr(torch.nn.Module, "compile", failing)
+    report = Report({}, tmp_path / "x.json", Console(quiet=True), {"left_out": {}})
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        timed.say_compiled(timed.Case(TINY, 2, 1.0, None, 1.0), tmp_path, 2, report)
+    assert not report.found["left_out"]
+
+
 def test_without_a_compiler_the_compiled_loops_alone_are_lost(tmp_path, monkeypatch):
     def failing(*given):
         raise RuntimeError("InvalidCxxCompiler: none that works\n\nSet TORCHDYNAMO_VERBOSE=1")
@@ -228,7 +240,7 @@ def test_the_benchmark_of_a_gpu_needs_torch_and_lightning_only_and_a_checkout_th
     assert "blockwise, beside formula: " in done.stdout and "graphed decoding, beside the model: " in done.stdout
     assert "allowed 0.0001" in done.stdout and "training 2 x 64" in done.stdout
     assert "decode, batch 1" in done.stdout and "a pass, chunks, layers twice: " in done.stdout
-    compiled = "compiled graphed decoding, beside the model: " if shutil.which("g++") else "g++ is not installed"
+    compiled = "compiled graphed decoding, beside the model: " if shutil.which("g++") else "no C++ compiler works here"
     assert compiled in done.stdout and "training, vocabulary of " in done.stdout
     assert (tmp_path / "runs/benchmark/gpu.json").is_file()
     if not torch.cuda.is_available():

@@ -8,7 +8,6 @@ that cost: how many there are decides.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from functools import partial
 
@@ -16,7 +15,7 @@ import torch
 
 from softattn_lm.commands.agreement import LeftOut, step_agrees, tokens_of, wait
 from softattn_lm.commands.bare_training import Shape, gpt2_style
-from softattn_lm.commands.comparison import Row, interleaved, seconds_of
+from softattn_lm.commands.comparison import Row, interleaved, no_compiler, seconds_of
 from softattn_lm.model.decoder import DecoderLM
 from softattn_lm.model.graphed import GraphedDecode
 
@@ -61,9 +60,13 @@ def compiled_writer(model: DecoderLM) -> GraphedDecode:
         made.append(GraphedDecode(model, compiled=True))
         made[0].write(torch.zeros(1, 1, dtype=torch.long, device=made[0].device), 1)  # a CPU compiles at the first step
 
-    if model.embed.weight.device.type == "cpu" and shutil.which("g++") is None:
-        raise LeftOut("the compiled decode step is left out, as g++ is not installed")
-    print(f"compiling the decode step took {seconds_of(make):.0f} s", flush=True)
+    try:
+        seconds = seconds_of(make)
+    except RuntimeError as error:
+        if model.embed.weight.device.type == "cpu" and no_compiler(error):
+            raise LeftOut("the compiled decode step is left out, as no C++ compiler works here") from error
+        raise
+    print(f"compiling the decode step took {seconds:.0f} s", flush=True)
     return made[0]
 
 

@@ -106,6 +106,11 @@ def interleaved(cases: Mapping[str, Callable[[], float]], repeats: int) -> dict[
     return found
 
 
+def no_compiler(error: RuntimeError) -> bool:
+    """Whether torch.compile found no C++ compiler that works: its message names its error."""
+    return any(name in str(error) for name in ("InvalidCxxCompiler", "CppCompileError"))
+
+
 def seconds_of(step: Callable[[], object]) -> float:
     """Wall-clock seconds of one call."""
     start = time.perf_counter()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from softattn_lm.commands.bare_training import BareLoop, Shape, fused_adamw
-from softattn_lm.commands.comparison import Report
+from softattn_lm.commands.comparison import Report, no_compiler
 from softattn_lm.errors import UserError
 from softattn_lm.model.layers import default_width
 
@@ -55,9 +55,14 @@ def leave_out(report: Report, name: str, line: str) -> None:
 
 
 def leave_uncompiled(report: Report, name: str, error: RuntimeError) -> None:
-    """What could not be compiled, most often for want of a C++ compiler."""
+    """What could not be compiled. Raises every other error again."""
+    from torch._dynamo.exc import BackendCompilerFailed
+
+    wanted = "; it needs a C++ compiler, such as g++" if no_compiler(error) else ""
+    if not wanted and not isinstance(error, BackendCompilerFailed):
+        raise error
     said = str(error).strip().partition("\n")[0]
-    leave_out(report, name, f"{name} is left out ({said}); it needs a C++ compiler, such as g++")
+    leave_out(report, name, f"{name} is left out ({said}){wanted}")
 
 
 def left_out() -> dict[str, str]:
