@@ -503,8 +503,8 @@ DECODER = [
     Fault(
         "sampling leaves the model in eval mode",
         f"{MODEL}/generate.py",
-        "model.train(was_training)",
-        "model.eval()",
+        "            model.train()",
+        "            model.eval()",
         "tests/test_generate.py::test_sampling_leaves_the_mode_of_the_model_and_the_global_generator_alone",
     ),
     Fault(

@@ -1,5 +1,7 @@
 """Sampling: the same text with and without the cache, exactly as many tokens as asked, in constant memory."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -101,6 +103,18 @@ def test_sampling_leaves_the_mode_of_the_model_and_the_global_generator_alone():
     first = list(generate(model, [1], max_new_tokens=5))
     assert torch.rand(1).equal(expected) and model.training
     assert first == list(generate(model, [1], max_new_tokens=5))
+
+
+@pytest.mark.parametrize("more", [{}, {"flat": False}, {"use_cache": False}])
+def test_texts_that_are_written_in_turn_do_not_end_each_others_mode(more):
+    model = shaken(tiny_model(dropout=0.5)).train()
+    write = partial(generate, model, [1], max_new_tokens=6, temperature=0, **more)
+    expected = list(write())
+    one, other = write(), write()
+    next(one)
+    found = [next(other)]
+    one.close()
+    assert model.training and found + list(other) == expected and model.training
 
 
 @pytest.mark.parametrize(

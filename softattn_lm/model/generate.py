@@ -5,6 +5,7 @@ they are relative, the cache rolls: every token keeps the keys it was given when
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -91,8 +92,8 @@ def generate(
     use_cache=False computes the same by running the model over the text again at every step; flat=False by running it
     over each new token, as models do that `decode` does not know; graph=True by steps of fixed shapes, on CUDA as a
     graph.
-    The model is in eval mode while this runs and gets its mode back. Raises UserError for an empty prompt, and for a
-    model or a text that a graph does not know.
+    The model is in eval mode while a token is computed, and in its own in between. Raises UserError for an empty prompt,
+    and for a model or a text that a graph does not know.
     """
     check_sampling(max_new_tokens, temperature, top_k, top_p, min_p, n)
     if not ids:
@@ -106,17 +107,25 @@ def generate(
     device = model.embed.weight.device
     noise = _Noise(seed, n, model.vocab_size, device)
     text = torch.tensor([ids] * n, device=device)  # (N, T)
-    was_training = model.training
-    model.eval()
-    try:
-        step = _Stepper(model, use_cache, room if graph or (flat and use_cache and knows(model)) else None, graph)
-        fresh = text
-        for _ in range(max_new_tokens):
+    step = _Stepper(model, use_cache, room if graph or (flat and use_cache and knows(model)) else None, graph)
+    fresh = text
+    for _ in range(max_new_tokens):
+        with _evaluated(model):
             logits = step(fresh)  # (N, V)
-            fresh = choose(logits, logits if temperature == 0 else noise(), temperature, top_k, top_p, min_p)
-            yield fresh.tolist()
+        fresh = choose(logits, logits if temperature == 0 else noise(), temperature, top_k, top_p, min_p)
+        yield fresh.tolist()
+
+
+@contextmanager
+def _evaluated(model: DecoderLM) -> Iterator[None]:
+    was_training = model.training
+    if was_training:
+        model.eval()
+    try:
+        yield
     finally:
-        model.train(was_training)
+        if was_training:
+            model.train()
 
 
 def in_bfloat16(model: DecoderLM) -> DecoderLM:
