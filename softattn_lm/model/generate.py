@@ -92,8 +92,8 @@ def generate(
     use_cache=False computes the same by running the model over the text again at every step; flat=False by running it
     over each new token, as models do that `decode` does not know; graph=True by steps of fixed shapes, on CUDA as a
     graph.
-    The model is in eval mode while a token is computed, and in its own in between. Raises UserError for an empty prompt,
-    and for a model or a text that a graph does not know.
+    The model is in eval mode while a token is computed, and in its own in between. Raises UserError for an empty
+    prompt, and for a model or a text that a graph does not know.
     """
     check_sampling(max_new_tokens, temperature, top_k, top_p, min_p, n)
     if not ids:
