@@ -17,6 +17,7 @@ from softattn_lm.training.break_even import not_compiled
 from softattn_lm.training.callbacks import make_callbacks
 from softattn_lm.training.interrupt import Interrupt
 from softattn_lm.training.launch import device_count, make_trainer, on_cuda, quiet
+from softattn_lm.training.memory import keep_freed_memory
 from softattn_lm.training.metrics import Clock
 from softattn_lm.training.parts import Parts
 from softattn_lm.training.schedule import unfinished_warmup
@@ -71,6 +72,8 @@ def fit(
         )
         micro_batch_size(cfg["batch_size"], trainer.num_devices * trainer.num_nodes, training.accumulate)
         kernels = model.explain_kernels(trainer.strategy.root_device.type)
+        if trainer.strategy.root_device.type == "cpu":
+            keep_freed_memory()
         _say_what_begins(folder, start, parts, kernels, console)
         try:
             last = last_checkpoint(folder) if start.step else None
