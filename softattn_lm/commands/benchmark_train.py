@@ -4,7 +4,8 @@ beside other libraries (see peers.py) in a bare loop and the rate of matrix prod
     limit   rate of a product of two 1024 x 1024 matrices, over the operations of a token (see training/describe.py)
 
 `train` runs as the command does, on a text of 65 symbols, and its time is what metrics.jsonl says of the steps behind
-the first few; it keeps freed memory (see training/memory.py) for all that runs in the process. Bare loops of both sides are also compared Llama-style and compiled: see benchmark_train_loops.py.
+the first few; it keeps freed memory (see training/memory.py), for all that runs in the process. Bare loops of both
+sides are also compared Llama-style and compiled: see benchmark_train_loops.py.
 """
 
 from __future__ import annotations
