@@ -22,7 +22,7 @@ from softattn_lm.tokenizer import (
     UnseenCharacters,
     from_state,
 )
-from softattn_lm.tokenizer.bpe import byte_alphabet, last_safe_cut
+from softattn_lm.tokenizer.bpe import SAFE_CUT, byte_alphabet, last_safe_cut
 
 TEXT = "It's late, Emma said (twice).\n\nNaïve café — 日本語 \U0001f389\r\n\tthe the the theatre of the others\n" * 20
 
@@ -217,6 +217,9 @@ BPE = bpe(340, "".join(random.Random(0).choices(" \n\n\t\rab1.'sé", k=4000)))
 
 
 def test_a_safe_cut_is_the_last_one_and_may_lie_far_back() -> None:
+    for length in range(1200):  # of several searches, and cuts where one ends
+        text = "".join(random.Random(length).choices("ab \n", weights=[400, 400, 1, 1], k=length))
+        assert last_safe_cut(text) == max((cut.start() for cut in SAFE_CUT.finditer(text)), default=0)
     assert last_safe_cut("one two\n\nthree") == 7
     assert last_safe_cut("one") == 0
     assert last_safe_cut("  \n x") == 0

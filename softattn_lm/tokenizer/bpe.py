@@ -22,7 +22,7 @@ from softattn_lm.tokenizer.byte import ByteStream
 # GPT-2's pattern splits text into words, and no word reaches from a visible character into white space: " ?" only
 # opens one, "\s+" holds nothing else, and its look-ahead concerns white space alone. So a text may be cut before it.
 SAFE_CUT = re.compile(r"(?<=\S)(?=[ \n])")
-PIECE = 16_384  # characters searched at a time for a cut, from the end
+PIECE = 256  # characters searched at a time for a cut, from the end: nearly always the first time finds one
 
 
 def byte_alphabet() -> dict[str, int]:
