@@ -58,7 +58,7 @@ def test_a_bare_loop_learns_its_tokens(bfloat16):
 
 def test_tokens_per_second_of_train_leave_the_first_steps_out(monkeypatch, tmp_path):
     (tmp_path / "text.txt").write_text("a text", encoding="ascii")
-    monkeypatch.setattr(timed, "train", lambda cfg, run, console: None)
+    monkeypatch.setattr(timed, "answer", lambda command, status: None)
     seconds = [100.0, 101.0, 102.0, 102.5, 103.0]  # three steps that warm up, two that are timed
     rows = [{"kind": "train", "step": step, "seconds": s} for step, s in enumerate(seconds, start=1)]
     monkeypatch.setattr(timed, "read_metrics", lambda run: rows)
@@ -66,8 +66,23 @@ def test_tokens_per_second_of_train_leave_the_first_steps_out(monkeypatch, tmp_p
 
 
 @pytest.mark.slow
-def test_a_case_is_run_from_end_to_end(tmp_path):
+def test_train_is_timed_as_the_command(tmp_path):
+    (tmp_path / "text.txt").write_text(timed.symbols(4000), encoding="ascii")
+    assert timed.rate_of_train(TINY, 2, tmp_path, "float32") > 0
+
+
+def in_this_process(command: list[str], status: int) -> None:
+    """Another takes seconds to start."""
+    at = len(timed.TRAIN)
+    assert command[:at] == timed.TRAIN and status == 0
+    cfg = timed.configured(command[at:])
+    train(cfg, new_run(cfg["runs"], cfg["name"], cfg), console=Console(quiet=True))
+
+
+@pytest.mark.slow
+def test_a_case_is_run_from_end_to_end(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
+    monkeypatch.setattr(timed, "answer", in_this_process)
     (tmp_path / "text.txt").write_text(timed.symbols(4000), encoding="ascii")
     rows = timed.compare(timed.Case(TINY, 4, 0.001, 1e-6, 1000.0), tmp_path, 2, half=True)
     assert [row.what for row in rows if "of the rate" in row.what] and len(rows) == 6

@@ -3,14 +3,15 @@ beside other libraries (see peers.py) in a bare loop and the rate of matrix prod
 
     limit   rate of a product of two 1024 x 1024 matrices, over the operations of a token (see training/describe.py)
 
-`train` runs as the command does, on a text of 65 symbols, and its time is what metrics.jsonl says of the steps behind
-the first few; it keeps freed memory (see training/memory.py), for all that runs in the process. Bare loops of both
-sides are also compared Llama-style and compiled: see benchmark_train_loops.py.
+`train` is the command, a process of its own on a text of 65 symbols, and its time is what metrics.jsonl says of the
+steps behind the first few. It keeps freed memory (see training/memory.py), which the bare loops do not, as torch leaves
+it. Bare loops of both sides are also compared Llama-style and compiled: see benchmark_train_loops.py.
 """
 
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -22,12 +23,13 @@ from rich.console import Console
 
 from softattn_lm.commands import bare_training, peers
 from softattn_lm.commands.bare_training import Shape
+from softattn_lm.commands.benchmark_startup import TRAIN, answer
 from softattn_lm.commands.benchmark_train_loops import compare_compiled, compare_llama, rate_of_loop
 from softattn_lm.commands.comparison import Report, Row, interleaved, seconds_of
 from softattn_lm.commands.limits import gemm_rate
 from softattn_lm.config.check import check
 from softattn_lm.config.compose import compose
-from softattn_lm.config.raw import encode
+from softattn_lm.config.raw import decode, encode
 from softattn_lm.config.settings import BenchmarkSettings
 from softattn_lm.config.tree import config_folder
 from softattn_lm.data.module import MicroBatches
@@ -155,7 +157,7 @@ def rate_of_products(per_token: float, dtype: torch.dtype) -> float:
 
 
 def overrides(shape: Shape, scratch: Path, precision: str) -> list[str]:
-    """What to type for a GPT-2 of this shape on the text of 65 symbols."""
+    """What to compose for a GPT-2 of this shape on the text of 65 symbols."""
     return [
         "experiment=nanogpt_cpu", "trainer=cpu", "data=text_file", f"data.path={encode(str(scratch / 'text.txt'))}",
         "data.val_fraction=0", f"runs={encode(str(scratch / 'runs'))}", "training.telemetry=false",
@@ -172,10 +174,10 @@ def configured(words: list[str]) -> dict[str, Any]:
 
 def rate_of_train(shape: Shape, steps: int, scratch: Path, precision: str) -> float:
     """Tokens per second of the command's own steps, records and progress included."""
-    cfg = configured([*overrides(shape, scratch, precision), f"steps={steps + WARM_UP}"])
-    run = new_run(cfg["runs"], None, cfg)
-    train(cfg, run, console=Console(quiet=True))
-    seconds = [row["seconds"] for row in read_metrics(run) if row["kind"] == "train"]
+    name = f"run{time.time_ns()}"
+    words = [decode(word) for word in overrides(shape, scratch, precision)]
+    answer([*TRAIN, *words, f"steps={steps + WARM_UP}", f"name={name}"], 0)
+    seconds = [row["seconds"] for row in read_metrics(scratch / "runs" / name) if row["kind"] == "train"]
     assert len(seconds) == steps + WARM_UP, len(seconds)
     return steps * shape.tokens / (seconds[-1] - seconds[WARM_UP - 1])
 
