@@ -40,7 +40,7 @@ from softattn_lm.training.muon import fast_bfloat16
 from softattn_lm.training.prepared import prepared_data
 from softattn_lm.training.run import train
 
-WARM_UP = 3  # steps at the start of a run that are not timed
+WARM_UP = 3  # steps at the start of a run that are not timed, at least; half as many as are timed if that is more
 APART, AGREE = 500, 0.01  # after so many steps bfloat16 may be so many nats from float32
 LOADS = 50  # batches that are fetched to time one
 
@@ -174,12 +174,12 @@ def configured(words: list[str]) -> dict[str, Any]:
 
 def rate_of_train(shape: Shape, steps: int, scratch: Path, precision: str) -> float:
     """Tokens per second of the command's own steps, records and progress included."""
-    name = f"run{time.time_ns()}"
+    name, warm_up = f"run{time.time_ns()}", max(WARM_UP, steps // 2)
     words = [decode(word) for word in overrides(shape, scratch, precision)]
-    answer([*TRAIN, *words, f"steps={steps + WARM_UP}", f"name={name}"], 0)
+    answer([*TRAIN, *words, f"steps={steps + warm_up}", f"name={name}"], 0)
     seconds = [row["seconds"] for row in read_metrics(scratch / "runs" / name) if row["kind"] == "train"]
-    assert len(seconds) == steps + WARM_UP, len(seconds)
-    return steps * shape.tokens / (seconds[-1] - seconds[WARM_UP - 1])
+    assert len(seconds) == steps + warm_up, len(seconds)
+    return steps * shape.tokens / (seconds[-1] - seconds[warm_up - 1])
 
 
 def seconds_of_a_batch(shape: Shape, scratch: Path) -> float:
